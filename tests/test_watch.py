@@ -153,6 +153,12 @@ def test_clients_by_rounds_as_counted_by_hand(tmp_path: Path) -> None:
     assert views.details(run)["incidents"][0] == (3, lost.replace("2 of 3", "1 of 2"))
 
 
+def test_clients_that_could_not_be_asked_are_counted(tmp_path: Path) -> None:
+    rounds = [record(1, unreachable=[3]), record(2, unreachable=[1, 3]), record(3)]
+    sentence = "not connected or silent when a round began, 3 times: client 3 (2 times), client 1"
+    assert views.details(read(make_run(tmp_path / "run", rounds)))["reasons"] == [sentence]
+
+
 def test_many_rounds_share_a_cell(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", [record(n, participants=[0] if n > 2 else [0, 1, 3]) for n in (1, 2, 3, 4)]))
     cells = list(base64.b64decode(views.turns(run, detail=views.Detail(rounds=2, clients=2))["cells"]))
@@ -437,6 +443,18 @@ def open_report(browser: Browser, root: Path, out: Path) -> None:
     browser.value("(page.zoom = [2, 3, 1, 2], refresh())")  # rounds 2 and 3 of clients 1 and 2
     browser.wait("page.turns.width === 2")
     assert browser.value("[...page.turns.cells]") == [255, 255] + [0] * 10
+    press = "key => document.getElementById('turns').dispatchEvent(new KeyboardEvent('keydown', {key}))"
+    for key, window in (
+        ("ArrowLeft", [1, 2, 1, 2]),
+        ("ArrowDown", [1, 2, 2, 3]),
+        ("+", [1, 1, 2, 2]),
+        ("-", [1, 2, 1, 2]),
+    ):
+        browser.value(f"({press})('{key}')")
+        browser.wait(f"page.turns.window.join() === '{','.join(map(str, window))}'")
+    unnamed = "[...document.querySelectorAll('canvas')].filter(one => one.role !== 'img' || one.ariaLabel.length < 20)"
+    assert browser.value(f"{unnamed}.length") == 0
+    assert browser.value("page.charts.get('shares').plot.scales.x.min") == 0
     browser.value("choose([...table.rows.values()].find(row => row.name === 'first').id)")
     browser.wait(f"({LEGEND}).length === 2")
     assert browser.value("performance.getEntriesByType('resource').filter(one => !one.name.startsWith('data:'))") == []

@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import tomllib
+from datetime import UTC, datetime
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 from flower_grid import InProcessGrid, run_apps, task_identity  # noqa: F401 - the fixture is used by name
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.inflatable import inflatable_utils
 
 from askew.flower import server_app as server_side
@@ -79,9 +81,12 @@ def test_a_clients_error_is_one_sentence_in_the_servers_log(tmp_path: Path, monk
     monkeypatch.setattr(server_side, "log", lambda level, text, *more: logged.append(text))
     path = write_config(small_run(VARIANTS["fedavg"]), tmp_path / "app")
     grid = InProcessGrid(client_app(path), 5, **{"partition-id": 9})
-    with pytest.raises(EngineError, match="none of the 5 connected nodes can take part"):
+    with pytest.raises(EngineError, match="none of the 5 connected nodes can take part") as raised:
         server_app(path)(grid, Context(1, 0, {}, RecordDict(), {"out": str(tmp_path), "wait": 2.0}))
     assert "the node's partition-id must be its client number from 0 to 4, got 9" in logged[0]
+    # what Flower logs about an app that failed: the sentence, and no traceback
+    record = FLOWER_LOGGER.makeRecord("", 40, "", 0, "%s raised an exception", ("ServerApp",), raised._excinfo)
+    assert FLOWER_LOGGER.filter(record) and record.getMessage() == str(raised.value) and record.exc_info is None
 
 
 def test_a_message_that_flower_cannot_read_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,3 +219,33 @@ def test_the_tested_versions_of_flower_are_those_of_the_extra() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["flower"] == [FLOWER]
     require_flower()
+
+
+def test_a_program_that_is_interrupted_while_it_starts_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(name: str, options: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "run_program", interrupt)
+    monkeypatch.setattr(launch, "end_with_starter", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        launch.main()
+    assert ended.value.code == 130
+
+
+def test_an_app_that_starts_slowly_is_not_started_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower would take it for dead after half a minute. One that runs may be silent no longer than in Flower."""
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    for module in (in_memory_corestate, sql_corestate):
+        for name in ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE"):
+            monkeypatch.setattr(module, name, getattr(module, name))
+        silence = module.HEARTBEAT_PATIENCE * module.HEARTBEAT_DEFAULT_INTERVAL
+        launch.give_time_to_start(module.__name__)
+        assert silence == module.HEARTBEAT_PATIENCE * module.HEARTBEAT_DEFAULT_INTERVAL
+    state, begun = InMemoryNodeState(cast(Any, None)), datetime.now(UTC)
+    task = state.create_task("flwr-clientapp", 1)
+    assert task is not None and state.claim_task(task)
+    assert (state.task_token_store[task].active_until - begun).total_seconds() >= launch.START_SECONDS

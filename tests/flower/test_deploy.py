@@ -222,6 +222,7 @@ def test_keys_are_complete_private_and_valid_for_the_hosts(folder: Path, capsys:
     assert main(["deploy", "keys", "keys", "--clients", "2", *hosts, "--days", "30"]) == 0
     out = capsys.readouterr().out
     assert "--superlink fl.example.org:8000" in out and "flwr supernode register keys/node-0.pub" in out
+    assert "--database superlink.db" in out  # so that a restarted SuperLink knows its nodes
     assert """--node-config 'partition-id=0 state="/var/askew"'""" in " ".join(out.split())
     secret = {"ca.key", "server.key", "node-0", "node-0.key", "node-1", "node-1.key"}
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in Path("keys").iterdir()}

@@ -309,12 +309,87 @@ def test_what_a_data_module_returns_is_checked(
     assert sentence in warnings[0]
 
 
-def test_clients_with_other_inputs_are_left_out(tmp_path: Path) -> None:
-    client = lambda node: ((torch.ones(9, 8 + (node["partition-id"] == 3)), torch.arange(9) % 3), None, None)
-    deployed, _, warnings = deploy(FEDAVG, tmp_path, {"nodes": 4}, data=DataModule(client))
-    sentence = "client 3 has real inputs of shape [9] and class labels, and client 0, which came first, has real"
-    assert sentence in warnings[0]
-    assert deployed.finished and all(3 not in r["participants"] for r in deployed.rounds)
+WIDE = "has real inputs of shape [9] and class labels"
+
+
+def widths(*wide: int) -> Callable[[NodeConfig], Any]:
+    """The function of a data module: inputs of these clients have nine numbers, those of the others eight."""
+    return lambda node: ((torch.ones(9, 8 + (node["partition-id"] in wide)), torch.arange(9) % 3), None, None)
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+def test_clients_with_other_inputs_than_most_are_left_out(odd: int, tmp_path: Path) -> None:
+    """Also one that comes first."""
+    tables = FEDAVG | {"participation": {"name": "full"}, "rounds": 2}
+    deployed, _, warnings = deploy(tables, tmp_path, data=DataModule(widths(odd)))
+    most = "most of the clients have real inputs of shape [8] and class labels; prepare the data alike on every node."
+    assert warnings[0] == f"node {FIRST_NODE + odd} is left out: client {odd} {WIDE}, and {most}"
+    others = [client for client in range(5) if client != odd]
+    assert deployed.finished and [r["participants"] for r in deployed.rounds] == [others] * 2
+    assert deployed.federation["shape"] == [8] and deployed.federation["sizes"][odd] == 0
+
+
+def test_of_equally_many_clients_the_first_decides_until_more_come(tmp_path: Path) -> None:
+    """Two clients are to be there. After client 0, and 1 with other data, client 2 comes, whose data are like 1's."""
+
+    class LateTransport(InProcessTransport):
+        looks = 0
+
+        def connected_nodes(self) -> list[int]:
+            self.looks += 1
+            return [FIRST_NODE + client for client in (0, 1, 2)[: 2 + (self.looks > 1)]]
+
+    tables = FEDAVG | {"participation": {"name": "full"}, "rounds": 1}
+    rules = {"nodes": 2, "wait": 5.0}
+    deployed, _, warnings = deploy(tables, tmp_path, rules, data=DataModule(widths(0)), transport_class=LateTransport)
+    assert f"and client 0, which came first, {WIDE}" in warnings[0] and f"client 0 {WIDE}, and most" in warnings[1]
+    assert len(warnings) == 2 and deployed.rounds[0]["participants"] == [1, 2]
+
+
+def test_data_of_the_server_say_what_clients_must_have(tmp_path: Path) -> None:
+    """Here those of most clients are of another shape, and the test data have a class more than the clients."""
+    test = torch.ones(4, 8), torch.arange(4)
+    tables = FEDAVG | {"participation": {"name": "full"}, "rounds": 1}
+    data = DataModule(widths(0, 1, 2), lambda: (None, test))
+    deployed, _, warnings = deploy(tables, tmp_path, data=data)
+    assert deployed.rounds[0]["participants"] == [3, 4] and deployed.federation["classes"] == 4
+    declared = "the server's data are real inputs of shape [8] and class labels; prepare the data alike on every node."
+    assert warnings[:3] == [f"node {100 + i} is left out: client {i} {WIDE}, and {declared}" for i in range(3)]
+    with pytest.raises(AskewError, match="none of the 5 connected nodes can take part: "):
+        deploy(tables, tmp_path, {"fresh": True}, data=DataModule(widths(*range(5)), data.server))
+    wrong = DataModule(widths(), lambda: ((torch.ones(4, 9), torch.arange(4)), test))
+    with pytest.raises(AskewError, match=r"shape \[8\] and class labels and real inputs of shape \[9\].*prepare both"):
+        deploy(tables, tmp_path, {"fresh": True}, data=wrong)
+
+
+@pytest.mark.parametrize("classes", [3, 6])
+def test_what_a_run_was_begun_with_holds_after_a_restart(classes: int, tmp_path: Path) -> None:
+    """Also if most of the clients that are there have other data: the model is one for the first ones."""
+    broken = []
+
+    def interrupt(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        if kind == "train" and payload.numbers["round"] == 2:
+            broken.append(client)
+            raise KeyboardInterrupt
+        return reply
+
+    def client(node: NodeConfig) -> Any:
+        changed = broken and node["partition-id"] < 3
+        return (
+            (torch.ones(12, 8 + (classes == 3 and bool(changed))), torch.arange(12) % (classes if changed else 3)),
+            None,
+            None,
+        )
+
+    tables = FEDAVG | {"participation": {"name": "full"}, "rounds": 3}
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tables, tmp_path, data=DataModule(client), change_reply=interrupt)
+    deployed, _, warnings = deploy(tables, tmp_path, data=DataModule(client))
+    assert [r["participants"] for r in deployed.rounds] == [[*range(5)], [3, 4], [3, 4]]
+    assert [text.split(",")[0] for text in warnings[:3]] == [
+        f"node {100 + i} is left out: client {i} has {'6 classes' if classes == 6 else WIDE.removeprefix('has ')}"
+        for i in range(3)
+    ]
 
 
 @pytest.mark.parametrize("rules", [{"nodes": 0}, {"nodes": 4}])

@@ -73,7 +73,8 @@ def test_faults_on_the_way_do_not_change_what_a_client_keeps() -> None:
     move = lambda server: (server.w - server.space.start)[
         ~torch.isin(torch.arange(server.space.P), server.private.indices)
     ]
-    torch.testing.assert_close(move(scaled), 10 * move(plain), rtol=1e-4, atol=1e-6)
+    # torch.testing would import sympy, which takes longer than all that is tested here
+    assert torch.allclose(move(scaled), 10 * move(plain), rtol=1e-4, atol=1e-6)
     kept = [server.privates.read([0, 1, 2, 3, 4]) for server in (plain, scaled)]
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in ("w", "b"))
 

@@ -59,7 +59,10 @@ OPEN_PORT = (
     "on this system any user of the machine can run code as you through the federation's port, with --secure "
     "too; run it on Linux, or on a machine that is yours alone"
 )
-SUPERLINK_OPTIONS = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+SUPERLINK_OPTIONS = [  # with its database it knows the registered nodes after a restart
+    *("--database", "superlink.db"),
+    *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+]
 
 Command = Callable[[typer.Context], None]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # options are those of another program

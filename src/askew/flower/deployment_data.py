@@ -160,11 +160,38 @@ class ClientFederation(Federation):
         return (own[:-count], own[-count:]) if count else super()._split_validation(own, client)
 
 
+class DataKind(NamedTuple):
+    """What is the same for the data of all clients of a federation."""
+
+    shape: tuple[int, ...]  # of one input
+    real: bool  # are inputs floating-point numbers?
+    labelled: bool  # are targets classes?
+
+    @classmethod
+    def of(cls, samples: Samples) -> DataKind:
+        """The kind of these samples."""
+        return cls(tuple(samples.x.shape[1:]), samples.x.is_floating_point(), not samples.y.is_floating_point())
+
+    def __str__(self) -> str:
+        inputs, targets = "real" if self.real else "whole", "class labels" if self.labelled else "real targets"
+        return f"{inputs} inputs of shape {[*self.shape]} and {targets}"
+
+
 class ServerData(NamedTuple):
     """The data that the server has of its own."""
 
     public: Samples | None
     test: Samples | None
+
+    @property
+    def parts(self) -> list[Samples]:
+        """Those that there are."""
+        return [part for part in self if part is not None]
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are in them, as far as their labels say; 0 without labels."""
+        return max((int(p.y.max()) + 1 for p in self.parts if DataKind.of(p).labelled and len(p.y)), default=0)
 
 
 class RemoteFederation(Federation):
@@ -177,8 +204,7 @@ class RemoteFederation(Federation):
     def __init__(
         self,
         config: Config,
-        shape: Sequence[int],
-        real: bool,
+        kind: DataKind,
         classes: int,
         server_data: ServerData,
         device: torch.device,
@@ -193,17 +219,12 @@ class RemoteFederation(Federation):
         self.plans = {}
         public, test = server_data
         if test is None:  # two blank samples stand for the shape and type of the inputs
-            inputs = torch.zeros(2, *shape, dtype=self.dtype if real else torch.int64)
+            inputs = torch.zeros(2, *kind.shape, dtype=self.dtype if kind.real else torch.int64)
             test = Samples(inputs, torch.zeros(2, dtype=torch.int64 if classes else self.dtype))
         self.has_test_set = self.has_targets = server_data.test is not None
         self.test = test.to(self.device, self.dtype)
         self.public = None if public is None else public.to(self.device, self.dtype)
         self.pool = Samples(self.test.x[:0], self.test.y[:0])
-        if self.has_test_set and self.shape != tuple(shape):
-            raise DataError(
-                f"the server's test data have inputs of shape {self.shape}, the clients' {tuple(shape)}; "
-                "prepare them alike."
-            )
         self._update_eligible()
 
     def label_counts(self, ids: Sequence[int]) -> Tensor:
@@ -236,7 +257,8 @@ class RemoteFederation(Federation):
         return self.pool, [np.arange(self.sizes[i]) for i in ids]
 
     def labels(self) -> dict[str, Any]:
-        return self.size_numbers() | {"mean_size": self.mean_size}
+        kind = {"shape": [*self.shape], "real": self.test.x.is_floating_point()}
+        return self.size_numbers() | kind | {"mean_size": self.mean_size}
 
 
 class GivenFederationCache(BuildCache):
@@ -323,7 +345,10 @@ def read_server_data(config: DeploymentConfig, data: DataModule) -> ServerData:
             "let the data module's server() return ((x, y), None), "
             "or use another method."
         )
-    return ServerData(public, test)
+    kept = ServerData(public, test)
+    if len(kinds := {str(DataKind.of(part)) for part in kept.parts}) > 1:
+        raise DataError(f"the data module's server() returned {' and '.join(sorted(kinds))}; prepare both alike.")
+    return kept
 
 
 # building -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Starts Flower's programs as a deployment needs them: `python -P launch.py PROGRAM OPTION…`.
 
-Four things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
+Five things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
 program that a `Loopback` started ends with it, however that ends. A SuperNode has a process with all imports done, of
-which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds. And waits that
-would add up to seconds in every round are short.
+which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds. Waits that would
+add up to seconds in every round are short. And an app has longer to start than the half minute that Flower gives it.
 
 Flower has no options for these, so functions of it are replaced here, for the one version that is supported. This file
 is run as a script, without the package: importing askew takes seconds, and only what answers messages needs it.
@@ -41,12 +41,17 @@ POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
 ANSWER_SECONDS = 0.05  # between two looks of a SuperNode, within itself, for the answer
 FIRST_WAIT_SECONDS = 0.05  # before a part of a message is asked for again; later waits are longer
 STOP_SECONDS = 5.0  # in which a program may end by itself
+START_SECONDS = 180  # in which an app must start: its imports alone can take a minute on a busy machine
+HEARTBEAT_SECONDS = 60  # after which an app that gives no sign of life has failed, as in Flower
 
 
 def main() -> None:
     """Run the program that the command line names."""
     end_with_starter()
-    run_program(sys.argv[1], sys.argv[2:])
+    try:
+        run_program(sys.argv[1], sys.argv[2:])
+    except KeyboardInterrupt:  # as from a SuperNode that ends while this starts: the log's last lines say why it did
+        sys.exit(128 + signal.SIGINT)
 
 
 def run_program(name: str, options: Sequence[str], open_fleet: bool = False) -> None:
@@ -138,6 +143,17 @@ def ask_again_soon() -> None:
         function.__kwdefaults__.update(initial_backoff=FIRST_WAIT_SECONDS)
 
 
+def give_time_to_start(*module_names: str) -> None:
+    """Give an app more time from the start of its process until it says that it runs.
+
+    Flower takes it for dead after 30 seconds and starts another process, which has even less of the machine: then no
+    app ever runs.
+    """
+    patience = HEARTBEAT_SECONDS / START_SECONDS  # in units of the other, as Flower has it
+    for module_name in module_names:
+        replace_in(module_name, HEARTBEAT_DEFAULT_INTERVAL=START_SECONDS, HEARTBEAT_PATIENCE=patience)
+
+
 def guard(module_name: str, open_fleet: bool = False) -> None:
     """Have a module's server apps answer the same user alone, where users can be found, and read no huge requests."""
     spec = spec_from_file_location("askew_guard", Path(__file__).with_name("guard.py"))
@@ -161,6 +177,7 @@ def run_superlink(open_fleet: bool) -> None:
     from flwr.superlink.cli import flower_superlink
 
     guard("flwr.superlink.main", open_fleet)
+    give_time_to_start(*(f"flwr.supercore.corestate.{kind}_corestate" for kind in ("in_memory", "sql")))
     flower_superlink()
 
 
@@ -194,6 +211,7 @@ def run_supernode() -> None:
     ask_again_soon()
     sleep = lambda seconds: time.sleep(POLL_SECONDS if seconds > 1 else ANSWER_SECONDS)
     guard("flwr.supernode.main")
+    give_time_to_start("flwr.supercore.corestate.in_memory_corestate")
     pull_message = start_client_internal._pull_and_store_message
     replace_in(
         "flwr.supernode.start_client_internal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from ..core.text import count_text
 from ..data.federation import Federation
 from ..errors import EngineError
 from ..version import __version__
-from .deployment_data import DeploymentConfig, RemoteFederation
+from .deployment_data import DataKind, DeploymentConfig, RemoteFederation
 from .rules import DeploymentRules
 from .transport import WAITING, Reply, Transport, Warn
 from .wire import SAME_SETUP, InvalidMessage, Payload, RawPayload, check_values, read_tensors, read_value, to_one_line
@@ -24,6 +25,7 @@ MAX_CLASSES = 10**5  # the network's last layer grows with them
 MAX_DIMENSIONS = 8  # of one input
 MAX_GROWTH = 1.25  # mean relative size of all clients; in an experiment FedDC converged at 1.4 and diverged at 1.7
 POLL_SECONDS = 0.5  # between two looks for new nodes
+ALIKE = "prepare the data alike on every node"  # ends sentences about clients whose data differ in kind
 
 
 class RefusedClient(InvalidMessage):
@@ -43,13 +45,7 @@ class ClientInfo(NamedTuple):
 
     samples: int
     classes: int  # in its data; 0 for a regression
-    shape: list[int]  # of one input
-    real: bool  # are inputs floating-point numbers?
-
-    def kind_of_data(self) -> str:
-        """A phrase that is the same for all clients of a federation."""
-        inputs, targets = "real" if self.real else "whole", "class labels" if self.classes else "real targets"
-        return f"{inputs} inputs of shape {self.shape} and {targets}"
+    kind: DataKind
 
 
 class ClientRegistry:
@@ -62,6 +58,10 @@ class ClientRegistry:
         self.clients = config.client_count
         self.node_of: dict[int, int] = {}  # by client, of those that are connected
         self.info: dict[int, ClientInfo] = {}  # by client, of all that ever joined
+        self.kind: DataKind | None = None  # that data of all clients must have; None while that is not known
+        self.kind_source = ""  # begins the part of a sentence that says why it is that kind
+        self.max_classes = 0  # that a client may have; 0: any number, as the run has not begun
+        self.odd: dict[int, int] = {}  # before the run begins: clients with data unlike those of most, and their nodes
         self.attempts: dict[int, int] = {}  # by node, of those that are connected
         self.pending: dict[str, tuple[int, float]] = {}  # by message without a reply: its node, the time it ends
         self.refused: set[int] = set()  # clients that said which they are, and whose data cannot be used
@@ -79,6 +79,7 @@ class ClientRegistry:
         self.pending = {name: (node, end) for name, (node, end) in self.pending.items() if node in self.attempts}
         gone = {client: node for client, node in self.node_of.items() if node not in self.attempts}
         self.node_of = {client: node for client, node in self.node_of.items() if client not in gone}
+        self.odd = {client: node for client, node in self.odd.items() if node in self.attempts}
         self._reset_displaced(gone)
         self._ask([node for node in nodes if self.attempts[node] < MAX_ATTEMPTS], now)
         replies = self.transport.receive(list(self.pending)) if self.pending else {}
@@ -163,6 +164,7 @@ class ClientRegistry:
             self.warn(f"client {client} is now node {node} and no longer node {self.node_of[client]}.")
             self.displaced[self.node_of[client]] = client
         self.displaced.pop(node, None)
+        self.odd.pop(client, None)
         self.node_of[client], self.info[client] = node, info
         self.silent.pop(client, None)
         self.refused.discard(client)
@@ -191,7 +193,6 @@ class ClientRegistry:
             check_values(reply, sender, samples=int(self.fed.sizes[client]))
         samples, classes = read_value(reply, "samples", int, sender), read_value(reply, "classes", int, sender)
         shape, real = read_value(reply, "shape", list, sender), read_value(reply, "real", bool, sender)
-        info = ClientInfo(samples, classes, shape, real)
         for name, value, most in (("samples", samples, MAX_SAMPLES), ("classes", classes, MAX_CLASSES)):
             if value > most:
                 raise InvalidMessage(
@@ -207,16 +208,12 @@ class ClientRegistry:
                 f"{sender}: inputs of shape {shape!r:.60} came, at most {MAX_INPUT_SIZE:,} numbers are allowed; "
                 f"{SAME_SETUP}."
             )
-        first = next(iter(self.info), client)
-        kind, other = info.kind_of_data(), self.info.get(first, info).kind_of_data()
-        if kind != other:
+        info = ClientInfo(samples, classes, DataKind(tuple(shape), real, classes > 0))
+        if self.kind not in (None, info.kind):
+            raise InvalidMessage(f"{sender} has {info.kind}, and {self.kind_source} {self.kind}; {ALIKE}.")
+        if self.max_classes and classes > self.max_classes:
             raise InvalidMessage(
-                f"{sender} has {kind}, and client {first}, which came first, has {other}; prepare the data alike on "
-                "every node."
-            )
-        if isinstance(self.fed, RemoteFederation) and classes > self.fed.classes:
-            raise InvalidMessage(
-                f"{sender} has {classes} classes, and the run was begun with {self.fed.classes}; "
+                f"{sender} has {classes} classes, and the run was begun with {self.max_classes}; "
                 "let client(node) return an askew.Dataset that names all of them on every node."
             )
         known = self.sizes.get(client, 0)
@@ -230,7 +227,8 @@ class ClientRegistry:
     def _check_hope(self, needed: int) -> None:
         """Refuse to wait on where all nodes have come and every one of them fails in what it is asked."""
         asked_enough = all(count >= MAX_ATTEMPTS for count in self.attempts.values())
-        if len(self.attempts) >= needed and asked_enough and not (self.node_of or self.pending or self.refused):
+        may_come = self.node_of or self.pending or 0 < len(self.refused) < self.clients
+        if len(self.attempts) >= needed and asked_enough and not may_come:
             reasons = dict.fromkeys(self.problems[node] for node in self.attempts if node in self.problems)
             count = len(self.attempts)
             who = "the only connected node cannot" if count == 1 else f"none of the {count} connected nodes can"
@@ -246,6 +244,45 @@ class ClientRegistry:
         if node is not None:
             self.silent[client], self.attempts[node] = False, 0
             self._reset_displaced([client])
+
+    def fix_kind(self, kind: DataKind, source: str, max_classes: int = 0) -> None:
+        """Refuse clients with data of another kind from now on; `source` begins a sentence that ends with the kind."""
+        self.kind, self.kind_source, self.max_classes = kind, source, max_classes
+
+    def wait_for_first(self) -> None:
+        """Wait for the clients of the first round, and fix the kind of data from theirs if it is not known."""
+        count = self.rules.nodes or self.clients
+        self.wait_for(count)
+        while self.kind is None:
+            kind, source = self._most_common_kind()
+            if self._leave_out_odd(kind, source):
+                self.wait_for(count)  # others may stand in for those that are left out
+            else:
+                self.fix_kind(kind, source)
+        self.info = {client: info for client, info in self.info.items() if client not in self.odd}
+
+    def _most_common_kind(self) -> tuple[DataKind, str]:
+        """The kind of data that most of the clients have that are here, or else the first of them; and which it is."""
+        kinds = {client: info.kind for client, info in self.info.items() if client in self.node_of | self.odd}
+        (kind, most), *others = Counter(kinds.values()).most_common()  # of equally common ones the first is first
+        if others and others[0][1] == most:
+            return kind, f"client {next(iter(kinds))}, which came first, has"
+        return kind, "most of the clients have"
+
+    def _leave_out_odd(self, kind: DataKind, source: str) -> bool:
+        """Leave out the clients with data of another kind, and no others; does that change who takes part?"""
+        nodes = self.odd | self.node_of
+        odd = {client: node for client, node in nodes.items() if self.info[client].kind != kind}
+        before, self.odd = self.odd, odd
+        self.node_of = {client: node for client, node in nodes.items() if client not in odd}
+        for client in before.keys() - odd.keys():
+            self.refused.discard(client)
+            self.problems.pop(self.node_of[client], None)
+            self.say(f"client {client} takes part after all: {source} {kind}.")
+        for client in odd.keys() - before.keys():
+            sentence = f"client {client} has {self.info[client].kind}, and {source} {kind}; {ALIKE}."
+            self._note_problem(odd[client], RefusedClient(client, sentence))
+        return odd != before
 
     def wait_for(self, count: int) -> set[int]:
         """The clients that are connected, once there are so many; those that cannot take part are not waited for."""

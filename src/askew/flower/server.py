@@ -25,6 +25,7 @@ from ..experiment.run_folder import check_same_config, clear_run, is_finished, r
 from ..experiment.store import Run, read_json, write_json
 from .buffered_engine import BufferedEngine, check_buffer
 from .deployment_data import (
+    DataKind,
     DataModule,
     DeploymentConfig,
     GivenFederationCache,
@@ -181,7 +182,7 @@ def build_on_clients(
     if data is None:
         built = build_run(config, BuildCache())
         registry.fed = built.fed
-        registry.wait_for(registry.rules.nodes or registry.clients)
+        registry.wait_for_first()
     else:
         registry.fed = wait_for_federation(config, registry, data, stored_federation)
         built = build_run(config, GivenFederationCache(registry.fed))
@@ -204,13 +205,18 @@ def wait_for_federation(
     """The federation of clients with their own data, once enough of them have joined."""
     server_data = read_server_data(config, data)
     registry.sizes = {client: count for client, count in enumerate(stored_federation.get("sizes", ())) if count}
-    registry.wait_for(registry.rules.nodes or registry.clients)
-    infos = registry.info
-    first = next(iter(infos.values()))
-    classes = max([stored_federation.get("classes", 0), *(info.classes for info in infos.values())])
-    device = device_of(config.engine.device)
-    fed = RemoteFederation(config, first.shape, first.real, classes, server_data, device)
-    registry.sizes |= {client: info.samples for client, info in infos.items()}
+    if "shape" in stored_federation:
+        shape, real, classes = (stored_federation[name] for name in ("shape", "real", "classes"))
+        registry.fix_kind(DataKind(tuple(shape), real, classes > 0), "the run was begun with", classes)
+    elif server_data.parts:
+        registry.fix_kind(DataKind.of(server_data.parts[0]), "the server's data are")
+    registry.wait_for_first()
+    assert registry.kind is not None
+    classes = max(stored_federation.get("classes", 0), server_data.classes)
+    classes = max([classes, *(info.classes for info in registry.info.values())])
+    registry.fix_kind(registry.kind, registry.kind_source, classes)
+    fed = RemoteFederation(config, registry.kind, classes, server_data, device_of(config.engine.device))
+    registry.sizes |= {client: info.samples for client, info in registry.info.items()}
     for client, count in registry.sizes.items():
         fed.set_size(client, count)
     fed.fix_mean_size(stored_federation.get("mean_size"))

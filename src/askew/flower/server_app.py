@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp import Grid, ServerApp
 from httpx import HTTPError
 
 from ..core.records import Record
+from ..errors import AskewError
 from ..experiment.roll_call import loss_sentence, never_sentences, round_sentence
 from ..experiment.store import Run
 from .deployment_data import DataModule, read_config
@@ -90,6 +93,7 @@ def server_app(config_path: Path, data: DataModule | None = None) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         ask_again_soon()
+        FLOWER_LOGGER.addFilter(shorten_error)
         rules = DeploymentRules.build(context.run_config)
         config = read_config(config_path, data)
         warn, say = lambda text: log(WARNING, text), lambda text: log(INFO, text)
@@ -98,6 +102,14 @@ def server_app(config_path: Path, data: DataModule | None = None) -> ServerApp:
 
     app.main()(main)
     return app
+
+
+def shorten_error(record: logging.LogRecord) -> bool:
+    """Log the sentence of one of our errors, where Flower would log a traceback, which says no more to a user."""
+    error = record.exc_info and record.exc_info[1]
+    if isinstance(error, AskewError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True
 
 
 def log_round(run: Run, record: Record | None) -> None:

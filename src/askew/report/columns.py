@@ -14,6 +14,7 @@ from ..core.records import NOTHING_CAME, REPEATED
 from ..experiment.roll_call import round_sentence
 
 USED, MISSING, REFUSED = 1, 2, 3  # what became of a client that was asked in a round
+UNREACHABLE = "not connected or silent when a round began"
 KEPT_INCIDENTS = 100  # rounds whose incidents are kept as sentences
 MOST_COLUMNS = 2000  # numbers of one record that are kept
 NO_CURVES = ("participants", "incidents", "answer_seconds")  # tables and lists of a record that are no curves
@@ -65,6 +66,8 @@ class Columns:
 
     def _add_incidents(self, record: Mapping[str, Any]) -> None:
         incidents = record.get("incidents")
+        if unreachable := record.get("unreachable"):
+            self.reasons.setdefault(UNREACHABLE, Counter()).update(unreachable)
         if isinstance(incidents, dict) and incidents:
             for reason, clients in incidents.items():
                 self.reasons.setdefault(reason, Counter()).update(clients)

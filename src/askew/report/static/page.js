@@ -5,6 +5,7 @@ const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 5], [12, 5]];
 const PAUSE = 700; // milliseconds between two requests for pictures
 const MOST_SERIES = 60; // curves of one panel
+const ENLARGE = "Drag over a part to enlarge it, or use the keys +, − and arrows.";
 const $ = id => document.getElementById(id);
 const make = (tag, fields = {}, ...inner) => {
   const node = Object.assign(document.createElement(tag), fields);
@@ -138,9 +139,13 @@ function showPanel(panel, over) {
   const look = { log: needsLog(data.slice(1)), huge: isHuge(data.slice(1)) };
   const shape = JSON.stringify([over, look, series.map(({ label, stroke }) => [label, stroke])]);
   const chart = page.charts.get(panel.name);
-  if (chart.shape === shape) return chart.plot.setData(data);
-  chart.plot?.destroy();
   const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far", clock: "Virtual seconds" }[over];
+  const text = `${panel.title} by ${title.toLowerCase()}. ${panel.series.map(({ y }, at) => `${series[at].label}: ${curveText(y)}`).join(" ")}`;
+  if (chart.shape === shape) {
+    chart.plot.setData(data);
+    return describe(chart.plot, text);
+  }
+  chart.plot?.destroy();
   const dense = data[0].length < 3;
   for (const each of series) each.points.show = dense;
   const texts = over === "bytes" ? (_, all) => all.map(value => value == null ? "" : bytes(value)) : null;
@@ -149,9 +154,24 @@ function showPanel(panel, over) {
   const options = { ...plotSize(chart.box), scales, series: [at, ...series], axes: axes(title, { over, texts, ...look }), cursor: { sync: { key: `by ${over}` } } };
   chart.plot = new uPlot(options, data, chart.box);
   chart.shape = shape;
+  describe(chart.plot, text);
   const note = panel.left ? `${panel.left} more curves are not shown; choose fewer runs.` : "";
   chart.box.querySelector(".note")?.remove();
   if (note) chart.box.append(make("p", { className: "note", textContent: note }));
+}
+
+// What a screen reader says of a chart.
+function describe(plot, text) {
+  const canvas = plot.root.querySelector("canvas");
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", text);
+}
+
+function curveText(values) {
+  const known = values.filter(value => value != null);
+  if (!known.length) return "no values.";
+  const [low, high] = [Math.min, Math.max].map(end => known.reduce((a, b) => end(a, b)));
+  return `from ${numberText(known[0])} to ${numberText(known.at(-1))}, lowest ${numberText(low)}, highest ${numberText(high)}.`;
 }
 
 // Charts are as wide as their boxes, whatever changes these.
@@ -221,7 +241,7 @@ function showTurns() {
   $("turns-all").hidden = all;
   page.turnsText = `${countText(turns.clients, "client")}, ${countText(turns.rounds, "round")}` + (all ? "" : `; shown are rounds ${first} to ${last}, clients ${low} to ${high}`);
   $("turns").setAttribute("aria-label", `Clients by rounds: ${page.turnsText}`);
-  $("turns-note").textContent = `${page.turnsText}. Drag over a part to enlarge it.`;
+  $("turns-note").textContent = `${page.turnsText}. ${ENLARGE}`;
 }
 
 function cellAt(event) {
@@ -244,7 +264,7 @@ $("turns").addEventListener("pointermove", event => {
   const text = shares.map(([word, value]) => single ? word : `${word} in ${Math.round(value / 2.55)}%`).join(", ") || "absent";
   $("turns-note").textContent = `${spanText("Round", at.rounds)}, ${spanText("client", at.clients)}: ${text}.`;
 });
-$("turns").addEventListener("pointerleave", () => page.turnsText && ($("turns-note").textContent = `${page.turnsText}. Drag over a part to enlarge it.`));
+$("turns").addEventListener("pointerleave", () => page.turnsText && ($("turns-note").textContent = `${page.turnsText}. ${ENLARGE}`));
 $("turns").addEventListener("pointerdown", event => { if (page.turns?.cells.length) page.from = cellAt(event); });
 $("turns").addEventListener("pointerup", event => {
   const from = page.from, to = page.turns?.cells.length && cellAt(event);
@@ -254,6 +274,22 @@ $("turns").addEventListener("pointerup", event => {
   page.zoom = [...ends("rounds"), ...ends("clients")];
   refresh();
 });
+// The keys + and - enlarge the middle and show more again, arrows move what is shown by a quarter.
+$("turns").addEventListener("keydown", event => {
+  const { turns } = page, scale = { "+": 0.5, "=": 0.5, "-": 2 }[event.key];
+  const [right, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
+  if (!turns?.cells.length || event.ctrlKey || event.metaKey || event.altKey || !(scale || ((right || down) && !$("turns-all").hidden))) return;
+  event.preventDefault();
+  const span = (from, to, least, most, way) => {
+    const size = Math.min(most - least + 1, Math.ceil((to - from + 1) * (scale ?? 1)));
+    const start = from + Math.floor((to - from + 1 - size) / 2) + way * Math.ceil(size / 4);
+    const first = Math.max(least, Math.min(most - size + 1, start));
+    return [first, first + size - 1];
+  };
+  const [first, last, low, high] = turns.window;
+  page.zoom = [...span(first, last, 1, turns.rounds, right), ...span(low, high, 0, turns.clients - 1, down)];
+  refresh();
+});
 $("turns-all").addEventListener("click", () => { page.zoom = [0, 0, 0, 0]; refresh(); });
 
 function showShares({ x, y, note }) {
@@ -261,17 +297,19 @@ function showShares({ x, y, note }) {
   box.parentElement.hidden = !x.length;
   $("shares-note").textContent = note;
   if (!x.length) return;
-  const data = [x, x, y];
+  const data = [[0, ...x], [0, ...x], [null, ...y]]; // both axes begin at 0: nearly equal shares look so
   let chart = page.charts.get("shares");
   if (chart) return chart.plot.setData(data);
+  const scales = { x: { time: false, range: (_, low, high) => [low, low ? high : 1.05 * high] }, y: { range: (_, low, high) => [0, 1.05 * high] } };
   const options = {
-    ...plotSize(box.parentElement), scales: { x: { time: false } }, axes: axes("Share of data, %"),
+    ...plotSize(box.parentElement), scales, axes: axes("Share of data, %"),
     series: [
       { label: "share of data, %", value: (_, value) => value?.toFixed(3) ?? "–" },
       { label: "equal shares", stroke: colour("--soft"), dash: [4, 4], points: { show: false } },
       { label: "share of turns, %", stroke: colour("--used"), paths: () => null, points: { show: true, size: 5, fill: colour("--used") }, value: (_, value) => value?.toFixed(3) ?? "–" },
     ] };
   page.charts.set("shares", { box, plot: new uPlot(options, data, box) });
+  describe(page.charts.get("shares").plot, `Share of turns against share of data. ${note}`);
 }
 
 function showClasses(classes) {
