@@ -30,6 +30,7 @@ from ..engine.choose import (
     DRAWS,
     FORBIDS_PADDING,
     NEEDS_NUMBERS,
+    ONE_BY_ONE,
     EngineChoice,
     choose,
     fastest,
@@ -228,7 +229,8 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     calls = [need for need in config.algorithm.needs if need not in NO_CALLS]
     module = check_module(module, fed, calls, config.local.batch)
     traits = method_traits(config.algorithm, module, fed, config.local)
-    shown = {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws, NEEDS_NUMBERS: traits.needs_numbers}
+    shown = {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws}
+    shown |= {NEEDS_NUMBERS: traits.needs_numbers, ONE_BY_ONE: traits.one_by_one}
     for name, value in shown.items():
         if value:
             setattr(module, name, True)
