@@ -323,6 +323,14 @@ def with_forward_on_the_object() -> nn.Module:
     return network
 
 
+def compiled(network: nn.Module) -> nn.Module:
+    """As torch.compile wraps a network; the function itself takes half a minute to load."""
+    wrapped = nn.Module()
+    wrapped._orig_mod = network
+    wrapped.forward = network.forward
+    return wrapped
+
+
 def complex_weights() -> nn.Module:
     network = Net()
     network.more = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
@@ -345,6 +353,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "numbers of numpy": (lambda: Changed(numpy_number), "another output when it is run again"),
     "a hook on a gradient": (hooked, "'first.weight' of the network has a hook on its gradient"),
     "forward on the object": (with_forward_on_the_object, "forward of 'Net' was set on the object"),
+    "a compiled network": (lambda: compiled(Net()), "the network is wrapped by torch.compile.* engine.compile = true"),
+    "a compiled layer": (lambda: nn.Sequential(compiled(nn.Linear(6, 3))), "the layer '0' is wrapped by torch.compile"),
     "complex weights": (complex_weights, "'more' of the network holds complex numbers"),
     "sparse gradients": (lambda: nn.Sequential(nn.Embedding(3, 3, sparse=True)), "sparse=True"),
 }

@@ -107,6 +107,12 @@ def check_values(module: nn.Module) -> None:
                 "not have; change the weight in forward, as by self.weight * mask, or the gradient in direction() of "
                 "a method of your own."
             )
+    if wrapped := [n for n, m in module.named_modules() if "_orig_mod" in m._modules]:
+        what = f"the layer {wrapped[0]!r}" if wrapped[0] else "the network"
+        raise ModelError(
+            f"{what} is wrapped by torch.compile, and copies of it, which clients train, would run old weights; "
+            "pass the network without torch.compile, and set engine.compile = true to compile it on a CUDA device."
+        )
     if replaced := [n or type(m).__name__ for n, m in module.named_modules() if "forward" in vars(m)]:
         raise ModelError(
             f"forward of {replaced[0]!r} was set on the object, and a copy of the network would run the old layers; "
