@@ -312,12 +312,14 @@ def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) ->
 
 
 def remark_run(run: Run) -> None:
-    """Say what nobody sees who looks at a run's numbers alone: another engine than the one that was named, or that it
-    has diverged.
+    """Say what nobody sees who looks at a run's numbers alone: another engine than the one that was named, random
+    numbers that the seed does not decide, or that it has diverged.
     """
     named, engine = run.config.get("engine", {}).get("name", "auto"), run.facts.get("engine", "")
     if named != "auto" and engine not in ("", named):
         warnings.warn(f"engine: {engine} trained, and not {named}: {run.facts.get('reason')}.", Remark, stacklevel=3)
+    if "draws" in run.facts:
+        warnings.warn(f"{run.algorithm}, seed {run.config.get('seed', 0)}: {run.facts['draws']}.", Remark, stacklevel=3)
     if "diverged" in run.facts:
         warnings.warn(f"{run.algorithm}, seed {run.config.get('seed', 0)}: {run.facts['diverged']}.", Remark, 3)
 

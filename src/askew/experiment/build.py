@@ -66,7 +66,7 @@ from ..participation import Uniform
 from ..version import __version__
 from .config import Config
 from .method_check import method_traits
-from .network_check import check_module, check_rows
+from .network_check import check_module, check_rows, is_own
 
 NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
 OWNERS_PASSED_OVER = (
@@ -99,6 +99,14 @@ class BuiltRun(NamedTuple):
     facts: dict[str, Any]
     validator: Evaluator | None = None  # what measures on the samples that clients hold out, where that is asked for
     clock: VirtualClock | None = None  # None: rounds have no duration
+
+    @property
+    def users_code(self) -> bool:
+        """Does code of a user's run in the rounds?"""
+        config, fed = self.config, self.fed
+        parts = [config.algorithm, config.data, config.partition, config.participation, config.model, fed.transform]
+        own = all(part is None or is_askews(type(part)) for part in parts)
+        return not own or callable(fed.criterion) or not is_own(self.module)
 
 
 class BuildCache:

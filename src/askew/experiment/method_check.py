@@ -26,6 +26,7 @@ from ..core.task import Bound, Functional
 from ..core.types import Batch, Client, State
 from ..data.federation import Federation, LocalSettings
 from ..errors import AlgorithmError
+from .global_generators import other_generators
 from .network_check import CLOSE, LARGE, TRIED, check_rows, with_copies
 
 LOCAL_HOOKS = ("begin", "carry", "loss", "direction", "descend", "note", "finish")
@@ -53,8 +54,8 @@ def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: 
     if not own and not own_criterion:
         return MethodTraits()
     space = Space(module, torch.float64)
-    trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings)
-    with torch.random.fork_rng(devices=[]):
+    trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings, bool(own))
+    with torch.random.fork_rng(devices=[]), other_generators():
         try:
             trial.check_losses()
             counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
@@ -67,7 +68,11 @@ def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: 
 class Trial:
     """Trial steps of a method on a few samples, in float64."""
 
-    def __init__(self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings) -> None:
+    def __init__(
+        self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings, own_hooks: bool = True
+    ) -> None:
+        """`own_hooks`: hooks of a client are the user's, and not the criterion alone."""
+        self.own_hooks = own_hooks
         self.alg, self.task, self.fed, self.settings, self.space = alg, task, fed, settings, task.space
         self.phases = alg.phases()  # once, as in a run: a method may make them anew at every call
         self.batch = first_samples(fed, self.space.dtype)
@@ -117,11 +122,14 @@ class Trial:
 
     def compare_steps(self) -> tuple[bool, bool]:
         """Does a step give another result when it is taken again, and where the client's numbers are tensors?"""
-        draws = needs_numbers = False
+        draws = draws_elsewhere = needs_numbers = False
         before = [dict(vars(phase)) for phase in self.phases]
         for round in (1, 2) if self.space.P <= LARGE else (1,):  # a table by rounds shows itself in the first two
             try:
+                state = torch.get_rng_state()
                 once, again = self.steps(round), self.steps(round)
+                torch.set_rng_state(state)
+                draws_elsewhere |= differ(once, again) and differ(once, self.steps(round))
             except Refused:
                 raise
             except Exception:  # it is shown when the run calls it
@@ -137,6 +145,13 @@ class Trial:
                     f"{phase.display_name()}: {changed[0]} was changed by one of its hooks, while all clients share "
                     "the method; keep what changes in client_state, server_state or the carry."
                 )
+        if draws_elsewhere:
+            what = f"a hook of {self.alg.display_name()}" if self.own_hooks else "the criterion"
+            raise AlgorithmError(
+                f"{what} gives another result when it is called again: it draws random numbers that are not torch's "
+                "own, which the seed does not set, or keeps something; draw by torch.rand and the like without a "
+                "generator, and keep what changes in client_state, server_state or the carry."
+            )
         return draws, needs_numbers and not draws
 
     def goes_one_by_one(self) -> bool:

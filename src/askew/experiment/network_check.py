@@ -7,12 +7,9 @@ what it makes of a sample depends on the others of its batch. Engines that pad b
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -27,6 +24,7 @@ from ..core.types import Batch
 from ..data.federation import Federation
 from ..engine.choose import DRAWS, FORBIDS_PADDING
 from ..errors import EngineError, ModelError
+from .global_generators import generator_states, other_generators
 
 TRIED = 3  # samples in the trial of a training step
 LONGEST = 64  # samples that they are padded to, or to the batch if that is shorter
@@ -226,23 +224,6 @@ def plain_numbers(module: nn.Module) -> dict[str, float]:
         for name, value in vars(layer).items()
         if isinstance(value, (int, float)) and value == value
     }
-
-
-def generator_states() -> tuple[object, ...]:
-    """The states of the generators of Python and numpy, to compare."""
-    state = np.random.get_state(legacy=False)  # noqa: NPY002 the one that a network may draw from
-    return random.getstate(), repr(state), state["state"]["key"].tobytes()
-
-
-@contextmanager
-def other_generators() -> Iterator[None]:
-    """Leave the generators of Python and numpy as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def padding_matters(module: nn.Module, x: Tensor, length: int) -> bool:
