@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate
-from ..core.hooks import correct_hook
+from ..core.hooks import correct_hook, without_gradient
 from ..core.settings import is_askews
 from ..core.space import Space
 from ..core.task import Bound, Functional
@@ -85,11 +85,7 @@ class Trial:
                     leaf = self.task.load(client.w, client.buffers)
                     value = phase.loss(self.task, leaf, self.batch, client)
                     if isinstance(value, Tensor) and not value.requires_grad:
-                        raise Refused(
-                            f"{phase.display_name()}: loss() returned a number that has no gradient, so that nothing "
-                            "would be trained; compute it from task and theta, without torch.no_grad(), .detach() or "
-                            f".item(). {correct_hook(phase)}"
-                        )
+                        raise Refused(str(without_gradient(phase)))
         except Refused:
             raise
         except Exception:  # it is shown when the run calls it
