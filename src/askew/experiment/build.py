@@ -298,15 +298,25 @@ def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federatio
         functional = Functional(module, space, fed.criterion, bf16, kernels)
         check_rows(name, functional, fed)
         if name == "stacked":
-            return BuiltEngine(Stacked(functional), functional, kernels)
+            return BuiltEngine(Stacked(functional, longest=longest_batches(config, fed)), functional, kernels)
         return BuiltEngine(Vmapped(functional, never_pad, kernels.steps(functional)), functional, kernels)
     loss_kernel = None if reference else kernels
     bind = partial(Bound, module, space, fed.criterion, bf16, loss_kernel, config.engine.compile)
     task = bind()
     if name == "slots":
-        return BuiltEngine(Slots(bind, never_pad, channels_last=space.channels_last), task, kernels)
+        longest = longest_batches(config, fed)
+        return BuiltEngine(Slots(bind, never_pad, channels_last=space.channels_last, longest=longest), task, kernels)
     steps = None if reference else kernels.steps(task)
     return BuiltEngine(Sequential(task, config.seed, draws, steps), task, kernels)
+
+
+def longest_batches(config: Config, fed: Federation) -> dict[str, int]:
+    """By name the samples that batches are padded to; none where engines may pad to the longest that they have had.
+
+    In deterministic runs all settings decide it, and not which rounds this process has trained: a resumed run is then
+    the same run.
+    """
+    return fed.longest_batches(config.local) if config.engine.deterministic else {}
 
 
 def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) -> Hashable:
@@ -317,7 +327,7 @@ def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) ->
     trained = all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
     if name == "sequential" or not trained:
         return object()
-    own = (forbids_padding(module), own_values(module))
+    own = (forbids_padding(module), own_values(module), *longest_batches(config, fed).values())
     return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own
 
 
