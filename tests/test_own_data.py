@@ -403,6 +403,11 @@ SHELL: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         settings("csv", "patients.csv", **BOTH),
         "patients.csv is no text in UTF-8 (byte 0xfc",
     ),
+    "a NUL byte in a name": (
+        table(ROWS.replace("age", "a\0ge", 1)),
+        settings("csv", "patients.csv", **BOTH),
+        "patients.csv has a NUL byte in 'hospital,a\\x00ge",
+    ),
     "texts among the test's numbers": (
         lambda f: (write(f), write(f, ROWS.replace("60", "old").replace("50", "new"), "test.csv")),
         settings("csv", "patients.csv", **BOTH, test="test.csv"),

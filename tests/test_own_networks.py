@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 import askew
 from askew.algorithms import FedAvg, FedProx
 from askew.core.task import WithFeatures
-from askew.errors import AlgorithmError, ConfigError, EngineError, ModelError
+from askew.errors import AlgorithmError, ConfigError, EngineError, ModelError, Remark
 from askew.experiment.api import own_model
 from askew.experiment.config import Config
 from askew.experiment.run import run_together
@@ -29,6 +29,8 @@ from askew.kernels.dense import dense_layers
 from askew.models import MLP
 
 ENGINES = ("sequential", "slots", "vmapped", "stacked")
+# engines are compared here; one test asks for the sentence
+pytestmark = pytest.mark.filterwarnings("ignore:engine. vmapped trained, and not stacked")
 
 
 def dataset(classes: int = 3) -> askew.Dataset:
@@ -127,6 +129,15 @@ def own_layer_in_a_network_of_askew() -> nn.Module:
     network = MLP(hidden=(8,)).module((6,), 3)
     network.fc_relu1 = Centre()
     return network
+
+
+def test_another_engine_than_the_one_that_was_named_is_said() -> None:
+    sentence = (
+        "engine: vmapped trained, and not stacked: stacked would pad batches, and batch norm, .* would count that"
+    )
+    with pytest.warns(Remark, match=sentence):
+        run = train(MIXING["a centred batch"](), "stacked")
+    assert run.facts["engine"] == "vmapped" and "would pad" in run.facts["reason"]
 
 
 def test_a_layer_of_ones_own_in_a_network_of_askew_is_tried_too() -> None:
@@ -312,6 +323,14 @@ def with_forward_on_the_object() -> nn.Module:
     return network
 
 
+def compiled(network: nn.Module) -> nn.Module:
+    """As torch.compile wraps a network; the function itself takes half a minute to load."""
+    wrapped = nn.Module()
+    wrapped._orig_mod = network
+    wrapped.forward = network.forward
+    return wrapped
+
+
 def complex_weights() -> nn.Module:
     network = Net()
     network.more = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
@@ -334,6 +353,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "numbers of numpy": (lambda: Changed(numpy_number), "another output when it is run again"),
     "a hook on a gradient": (hooked, "'first.weight' of the network has a hook on its gradient"),
     "forward on the object": (with_forward_on_the_object, "forward of 'Net' was set on the object"),
+    "a compiled network": (lambda: compiled(Net()), "the network is wrapped by torch.compile.* engine.compile = true"),
+    "a compiled layer": (lambda: nn.Sequential(compiled(nn.Linear(6, 3))), "the layer '0' is wrapped by torch.compile"),
     "complex weights": (complex_weights, "'more' of the network holds complex numbers"),
     "sparse gradients": (lambda: nn.Sequential(nn.Embedding(3, 3, sparse=True)), "sparse=True"),
 }
@@ -559,6 +580,45 @@ def test_a_hook_that_needs_a_number_is_refused_where_it_would_get_a_tensor() -> 
     for engine in ("slots", "stacked"):
         with pytest.raises(EngineError, match="as tensors, with which a hook of this method fails or gives another"):
             train(Net(), engine, ByRound())
+
+
+class TakesANumber(FedAvg):
+    """Scales the direction by a number out of a tensor."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        g: Tensor = grad(theta)
+        return g / max(1.0, g.norm().item())
+
+
+class Branches(FedAvg):
+    """Has its own state, and branches on it once training is over."""
+
+    def client_state(self, space: Any) -> dict[str, Tensor]:
+        return {"moved": space.zeros()}
+
+    def finish(self, theta: Tensor, client: Any) -> Any:
+        delta = theta - client.w
+        if client.state["moved"].sum() > 0:
+            delta = 0.5 * delta
+        return {"delta": delta}, {"moved": delta}
+
+
+class OfTheRow(FedAvg):
+    """Needs no engine of its own: a number of each client, in tensors."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        g: Tensor = grad(theta)
+        return g * torch.where(torch.as_tensor(client.size) > 1, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(TakesANumber, "sequential"), (Branches, "sequential"), (OfTheRow, "vmapped")]
+)
+def test_a_hook_for_one_client_at_a_time_is_given_an_engine_that_can_run_it(method: type[FedAvg], name: str) -> None:
+    many = {"partition": {"name": "iid", "clients": 12}, "participation": {"cohort": 10}}
+    found = [train({"name": "mlp", "hidden": [8]}, engine, method(), **many) for engine in ("auto", "sequential")]
+    assert gap(*found) < 1e-12 and found[0].facts["engine"] == name
+    assert ("one client at a time alone" in found[0].facts["reason"]) == (name == "sequential")
 
 
 class Noisy(FedAvg):

@@ -15,7 +15,7 @@ import askew
 from askew.algorithms import FedAvg
 from askew.cli.main import main
 from askew.core.algorithm import Algorithm
-from askew.errors import AlgorithmError, AskewError, Remark
+from askew.errors import AlgorithmError, AskewError, ModelError, Remark
 
 X, Y = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
 BASE: dict[str, Any] = {"data": (X, Y), "clients": 3, "cohort": 3, "rounds": 1, "partition": "iid", "progress": False}
@@ -383,6 +383,29 @@ WITHOUT_GRADIENT = {
 def test_a_loss_without_a_gradient_is_refused_in_every_engine(loss: str, engine: str) -> None:
     with pytest.raises(AlgorithmError, match=r"^Own: loss\(\) returned a number that has no gradient, .*\.$"):
         run(method(loss=WITHOUT_GRADIENT[loss]), engine=engine)()
+
+
+def test_what_is_wrong_in_a_later_round_alone_is_refused_too() -> None:
+    def weights(self: Any, up: Any, cohort: askew.Cohort) -> Tensor:
+        return cohort.p * (1.0 if cohort.round < 2 else 2.0)
+
+    def loss(self: Any, task: Any, theta: Tensor, batch: Any, client: askew.Client) -> Any:
+        value = task.loss(theta, batch)
+        return value if float(client.round) < 3 else value.detach()  # rounds 1 and 2 are tried before a run
+
+    def criterion(output: Tensor, y: Tensor) -> Tensor:
+        losses = torch.nn.functional.cross_entropy(output, y, reduction="none")
+        return losses if len(y) <= 3 else losses.mean()
+
+    with pytest.raises(
+        AlgorithmError, match=r"Own: weights\(\) must .* and in round 2 it returned .* with the sum 2; "
+    ):
+        run(method(weights=weights), rounds=3)()
+    for engine in ("sequential", "vmapped"):
+        with pytest.raises(AlgorithmError, match=r"^Own: loss\(\) returned a number that has no gradient"):
+            run(method(loss=loss), engine=engine, rounds=3)()
+        with pytest.raises(ModelError, match=r"the criterion must return one loss for each sample, .* of shape \[\];"):
+            run(data=askew.Dataset(askew.Samples(X, Y), askew.Samples(X, Y), 4, criterion=criterion), engine=engine)()
 
 
 def test_batches_of_two_under_batch_norm_are_trained_on() -> None:

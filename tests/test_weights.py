@@ -5,14 +5,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import askew
 from askew.core.space import Space
 from askew.errors import ModelError
+from askew.experiment.build import build
+from askew.experiment.config import Config
+from askew.experiment.run_evaluation import evaluate_models
 from askew.models import CNN, MLP, Network, ResNet18, ResNet50, load_weights
 
 SHAPE = (1, 8, 8)
@@ -44,6 +49,26 @@ def same_outputs(a: nn.Module, b: nn.Module) -> bool:
     """Do two networks give the same outputs for random images?"""
     x = torch.rand(4, *SHAPE)
     return torch.equal(a.eval()(x)[0], b.eval()(x)[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedexp", {"evaluate_average_of_last_two": True}),
+        ("fedawe", {"evaluate_mean": True}),
+        ("fedbn", {"eval": "server_mean"}),
+        ("feddyn", {}),
+    ],
+)
+def test_a_stored_model_has_the_reported_accuracy(method: str, settings: dict[str, object], tmp_path: Path) -> None:
+    common: dict[str, Any] = {"data": "digits", "clients": 10, "cohort": 4, "lr": 0.2, "device": "cpu"}
+    model = {"name": "cnn", "norm": "batch"} if method == "fedbn" else {"name": "mlp"}
+    run = askew.run(method, model=model, rounds=3, out=tmp_path, **settings, **common)
+    assert run.folder
+    network = model | {"weights": str(run.folder / "model.safetensors")}
+    tables = {"data": {"name": "digits"}, "model": network, "engine": {"device": "cpu"}}
+    scores = evaluate_models(build(Config.build(tables)))["global"].tolist()
+    assert scores == [run.final_accuracy, run.last("loss")]
 
 
 @pytest.mark.parametrize("file", ["w.safetensors", "w.pt", "w.pth", "weights"])

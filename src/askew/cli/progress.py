@@ -111,8 +111,8 @@ class ProgressDisplay:
             self.console.print(text, highlight=False, soft_wrap=True)
 
     def warn(self, run: Run) -> None:
-        """Say, once, that a run has diverged or will take very long."""
-        warnings = {"diverged": str(run.facts.get("diverged", ""))}
+        """Say, once, that a run has diverged, draws numbers that no seed decides, or will take very long."""
+        warnings = {kind: str(run.facts.get(kind, "")) for kind in ("diverged", "draws")}
         left = remaining_seconds(run)
         if len(run.rounds) >= WARM_ROUNDS and left > VERY_LONG_SECONDS:
             rounds = int(run.config["rounds"]) - len(run.rounds)

@@ -54,6 +54,8 @@ def loss(alg: Algorithm, task: Task, theta: Tensor, batch: Batch, client: Client
         value = alg.loss(task, theta, batch, client)
     if not isinstance(value, Tensor) or value.dim():
         raise wrong_return(alg, "loss", "one number, a tensor of shape []", value)
+    if theta.requires_grad and not value.requires_grad:  # under vmap alone, neither says so
+        raise without_gradient(alg)
     return value
 
 
@@ -219,6 +221,14 @@ def wrong_return(alg: Algorithm, hook: str, expected: str, value: object) -> Alg
     """The error for a hook that returned this value instead of what is expected."""
     return AlgorithmError(
         f"{alg.display_name()}: {hook}() must return {expected}, and returned {in_words(value)}. {correct_hook(alg)}"
+    )
+
+
+def without_gradient(alg: Algorithm) -> AlgorithmError:
+    """The error for a loss that has no gradient, on which some engines would train in silence."""
+    return AlgorithmError(
+        f"{alg.display_name()}: loss() returned a number that has no gradient, so that nothing would be trained; "
+        f"compute it from task and theta, without torch.no_grad(), .detach() or .item(). {correct_hook(alg)}"
     )
 
 

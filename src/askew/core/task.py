@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, ModelError, did_you_mean
 from .space import Space
 from .types import Batch
 
@@ -78,6 +78,7 @@ class Task:
         self.module = copy.deepcopy(module).to(space.device, space.dtype).train()
         self.eval_module = copy.deepcopy(self.module).eval()
         self.is_cross_entropy = criterion == "cross_entropy"  # torch has the mean of it in one kernel
+        self.own_criterion = not isinstance(criterion, str)
         self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
 
     def run_forward(self, forward: Callable[[Tensor], Any], x: Tensor) -> Output:
@@ -106,7 +107,13 @@ class Task:
                 return value
         if self.is_cross_entropy and batch.weight is None:
             return F.cross_entropy(output, batch.y)
-        return self.mean(self.criterion(output, batch.y), batch)
+        losses = self.criterion(output, batch.y)
+        if self.own_criterion and losses.shape != batch.y.shape[:1]:
+            raise ModelError(
+                f"the criterion must return one loss for each sample, a tensor of shape {list(batch.y.shape[:1])} "
+                f"here, and returned one of shape {list(losses.shape)}; leave out its average."
+            )
+        return self.mean(losses, batch)
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
         """The mean of per-sample values [B] over the real samples."""

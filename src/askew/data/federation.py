@@ -372,6 +372,12 @@ class Federation:
             self.plans[key] = self._make_plan(ids, round, local, looks, smallest_batch, share)
         return self.plans[key]
 
+    def longest_batches(self, local: LocalSettings) -> dict[str, int]:
+        """By name the samples that the longest batch of any client can have, in training and in a look."""
+        most = int(self.sizes.max(initial=1))
+        look = min(most, CHUNK)
+        return {"train": min(local.batch or most, most), "gradient": look, "validation": look}
+
     def _check_size(self, ids: Sequence[int], local: LocalSettings) -> int:
         """How often a sample is used in a round's plan, about; refuse a plan that does not fit in memory."""
         sizes = self.sizes[list(ids)]

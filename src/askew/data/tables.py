@@ -270,6 +270,10 @@ def bounded_lines(file: IO[str], name: str) -> Iterator[str]:
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
             raise DataError(f"{name} has a line of more than {LONGEST_LINE:,} characters; is it a table?")
+        if "\0" in line:
+            raise DataError(
+                f"{name} has a NUL byte in {line[:40]!r}; it is damaged, or no text: save it as CSV in UTF-8."
+            )
         total += len(line)
         if total - looked > STEP:
             looked = total

@@ -40,6 +40,7 @@ CONVOLUTION_LAYERS = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # which work under vm
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 # attributes that a trial of a user's network, method and criterion gives the network
 DRAWS, FORBIDS_PADDING, NEEDS_NUMBERS = "_askew_draws", "_askew_forbids_padding", "_askew_needs_numbers"
+ONE_BY_ONE = "_askew_one_by_one"
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
 TENSOR_ENGINES = ("slots", "stacked")  # engines in which a client's numbers are tensors
 
@@ -93,13 +94,17 @@ def choose(
     """
     check_named(name, module)
     if name == "stacked" and forbids_padding(module):
-        return EngineChoice("vmapped", "stacked pads batches, which batch norm, or another layer or loss, would count")
+        return EngineChoice(
+            "vmapped", "stacked would pad batches, and batch norm, or another layer or loss, would count that"
+        )
     if name == "stacked" and skips_a_token(module):
         return EngineChoice("vmapped", "stacked would train the embedding's padding_idx")
     if name != "auto":
         return EngineChoice(name, AS_CONFIGURED)
     if stochastic(module):
         return EngineChoice("sequential", "random numbers are drawn while training")
+    if getattr(module, ONE_BY_ONE, False):  # neither vmap nor a captured graph can run it
+        return EngineChoice("sequential", "a hook of the method works for one client at a time alone")
     not_dense = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
     if space.device.type != "cuda":
         return choose_on_cpu(space, width, not_dense, compiled or bf16, client_steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -50,8 +50,8 @@ class RowBuffers:
     # of each request, the rows of its jobs and the places of their clients
     rows_by_request: list[tuple[Tensor, Tensor]]
 
-    def __init__(self, task: Functional, request: RequestJobs, long: bool = False) -> None:
-        self.task, inputs = task, request.inputs
+    def __init__(self, task: Functional, request: RequestJobs, long: bool, longest: Mapping[str, int]) -> None:
+        self.task, self.longest, inputs = task, longest, request.inputs
         self.names = [list(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry)]
         # the same for all jobs of this type
         self.parts, self.momentum, self.decay, self.clip = inputs.parts, inputs.momentum, inputs.decay, inputs.clip
@@ -93,7 +93,7 @@ class RowBuffers:
         self.placed = []
         if not grow and len(jobs) > self.rows:
             raise BufferFull
-        grown, first = fill_buffers(self.samples, jobs, grow=grow)
+        grown, first = fill_buffers(self.samples, jobs, grow=grow, longest=self.longest)
         if grown or len(jobs) > self.rows:
             self.allocate(min(most, max(graph_rows(len(jobs)), self.rows)))
         self._place_cursors(jobs, requests, placed, first)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from .jobs import Jobs
 GATHERED = 16384  # samples gathered at a time
 # Below so many bytes, a buffer is so many times as large as is needed.
 SPARE_FACTORS = ((2**28, 4.0), (2**32, 2.0), (math.inf, 1.1))
+
+NO_LENGTHS: Mapping[str, int] = MappingProxyType({})
 
 Sources = list[tuple[RoundPlan, ClientBatches]]  # batches, and the plan whose pool they come from
 
@@ -103,12 +106,17 @@ class SampleBuffer:
 
 
 def fill_buffers(
-    buffers: dict[str, SampleBuffer], jobs: Jobs, channels_last: bool = False, grow: bool = True
+    buffers: dict[str, SampleBuffer],
+    jobs: Jobs,
+    channels_last: bool = False,
+    grow: bool = True,
+    longest: Mapping[str, int] = NO_LENGTHS,
 ) -> tuple[bool, dict[str, list[int]]]:
     """Put the jobs' samples in place.
 
     Returns whether a buffer was too small, and is another one now, and for each name where every job's batches begin.
-    Without `grow` a buffer that is too small raises BufferFull.
+    Without `grow` a buffer that is too small raises BufferFull. A buffer is made for batches of `longest` samples, by
+    name, or of those that there are.
     """
     grown, first, needed = False, dict[str, list[int]](), needs_of(jobs)
     if not grow and any(n not in buffers or not buffers[n].holds(needs) for n, (_, needs) in needed.items()):
@@ -118,7 +126,8 @@ def fill_buffers(
             x, y, _ = example(*sources[0])
             size_in_bytes = needs.samples * x.numel() * x.element_size()
             spare = next(times for below, times in SPARE_FACTORS if size_in_bytes < below)
-            length = max(needs.length, buffers[name].rows.shape[1] if name in buffers else 0)
+            before = buffers[name].rows.shape[1] if name in buffers else 0
+            length = max(needs.length, before, longest.get(name, 0))
             size = Needs(int(spare * needs.samples), int(spare * needs.batches), length)
             buffers[name] = SampleBuffer(x, y, size, jobs[0].request.inputs.w.dtype, channels_last)
             grown = True

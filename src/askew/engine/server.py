@@ -86,7 +86,6 @@ class Server:
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
         self.drift_history = drift_metrics.history(space) if drift else None  # None: drift is not recorded
-        self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not checked yet
         # of the round under way, or the next one
         self.prepared: tuple[Any, RoundPlan] | None = None  # its plan, with what the plan was made for
         self.times = dict.fromkeys(TIMES if times else (), 0.0)
@@ -270,9 +269,7 @@ class Server:
 
     def _step(self, current: CurrentRound, phase: Algorithm, outputs: PhaseOutputs) -> RoundState:
         cohort = self._cohort(current, phase, outputs)
-        # aggregate() would fail on wrong weights, and not say why
-        if id(phase) in self.unchecked and server_hooks.check_weights(phase, outputs.up, cohort):
-            self.unchecked.discard(id(phase))
+        server_hooks.check_weights(phase, outputs.up, cohort)  # aggregate() would fail on wrong ones, and not say why
         keep_updates = self.drift_history is not None or bool(self.metrics)
         return take_step(phase, current.plan.ids, outputs, cohort, current.state, self.private, keep_updates)
 

@@ -36,21 +36,20 @@ def weights(phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
     return given.to(cohort.p.dtype)
 
 
-def check_weights(phase: Algorithm, up: State, cohort: Cohort) -> bool:
-    """Refuse weights that are no shares of a whole; False if a report that is not finite may have spoilt them."""
-    given = weights(phase, up, cohort)
+def check_weights(phase: Algorithm, up: State, cohort: Cohort) -> None:
+    """Refuse weights of a user's hook that are no shares of a whole, unless a report that is not finite spoils them."""
     if is_ours(phase, "weights"):
-        return True
-    if not all(bool(torch.isfinite(report).all()) for report in (*up.values(), cohort.loss)):
-        return False
-    total = float(given.sum())
-    if not (bool((given >= 0).all()) and abs(total - 1) <= WEIGHTS_CLOSE):  # of a number that is none, neither holds
+        return
+    given = weights(phase, up, cohort)
+    is_close = (given.sum() - 1).abs() <= WEIGHTS_CLOSE  # of a number that is none, neither holds
+    if bool(is_close & (given >= 0).all()):
+        return
+    if all(bool(torch.isfinite(report).all()) for report in (*up.values(), cohort.loss)):
         raise AlgorithmError(
-            f"{phase.display_name()}: weights() must return weights of 0 or more that sum to 1, and returned "
-            f"{float(given.min()):.4g} to {float(given.max()):.4g}, with the sum {total:.4g}; divide them by their "
-            f"sum. {correct_hook(phase)}"
+            f"{phase.display_name()}: weights() must return weights of 0 or more that sum to 1, and in round "
+            f"{cohort.round} it returned {float(given.min()):.4g} to {float(given.max()):.4g}, with the sum "
+            f"{float(given.sum()):.4g}; divide them by their sum. {correct_hook(phase)}"
         )
-    return True
 
 
 def aggregate(

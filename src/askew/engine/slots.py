@@ -16,7 +16,7 @@ slots run without graphs: slowly, and with the same numbers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from ..data.federation import ClientBatches
 from .base import PhaseInputs, PhaseOutputs, PhaseRequest
 from .graphs import GraphCache, contiguous_copy, copy_tensors, overwrite, progress_tensors
 from .jobs import Job, Jobs, RequestJobs, by_name, longest_first
-from .sample_buffer import SampleBuffer, example, fill_buffers, free_bytes
+from .sample_buffer import NO_LENGTHS, SampleBuffer, example, fill_buffers, free_bytes
 
 MAX_SLOTS = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
 PADDED_LENGTHS = 4  # lengths, to one of which a large batch is padded
@@ -203,8 +203,10 @@ class Slot:
 class SlotPool:
     """The slots of one type of job, and the sample buffers that their graphs read from."""
 
-    def __init__(self, make: Callable[[], Bound], never_pad: bool, channels_last: bool) -> None:
-        self.make, self.never_pad, self.channels_last = make, never_pad, channels_last
+    def __init__(
+        self, make: Callable[[], Bound], never_pad: bool, channels_last: bool, longest: Mapping[str, int]
+    ) -> None:
+        self.make, self.never_pad, self.channels_last, self.longest = make, never_pad, channels_last, longest
         self.buffers: dict[str, SampleBuffer] = {}
         self.slots: list[Slot] = []
         self.idle: list[Slot] = []
@@ -212,7 +214,7 @@ class SlotPool:
 
     def place_samples(self, jobs: Jobs) -> list[JobSchedule]:
         """Put the jobs' samples into the buffers; returns each job's schedule."""
-        grown, first = fill_buffers(self.buffers, jobs, self.channels_last)
+        grown, first = fill_buffers(self.buffers, jobs, self.channels_last, longest=self.longest)
         if grown:
             self.slots, self.idle = [], []  # their graphs read from the old buffers
         rows = ({name: begins[n] for name, begins in first.items()} for n in range(len(jobs)))
@@ -250,10 +252,18 @@ class Slots:
     name = "slots"
 
     def __init__(
-        self, make: Callable[[], Bound], never_pad: bool, most: int = MAX_SLOTS, channels_last: bool = False
+        self,
+        make: Callable[[], Bound],
+        never_pad: bool,
+        most: int = MAX_SLOTS,
+        channels_last: bool = False,
+        longest: Mapping[str, int] = NO_LENGTHS,
     ) -> None:
-        """`never_pad`: batches must not be padded; `channels_last`: inputs lie channels-last."""
+        """`never_pad`: batches must not be padded; `channels_last`: inputs lie channels-last; `longest`: by name, the
+        samples that batches are padded to, instead of those of the longest batch so far.
+        """
         self.make, self.never_pad, self.most, self.channels_last = make, never_pad, most, channels_last
+        self.longest = longest
         self.pools: dict[Hashable, SlotPool] = {}
 
     def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
@@ -293,7 +303,7 @@ class Slots:
             jobs.append(job)
         waiting = list[QueuedJob]()
         for key in dict.fromkeys(job.request.key() for job in jobs):
-            pool = self.pools.setdefault(key, SlotPool(self.make, self.never_pad, self.channels_last))
+            pool = self.pools.setdefault(key, SlotPool(self.make, self.never_pad, self.channels_last, self.longest))
             alike = [job for job in jobs if job.request.key() == key]
             schedules = pool.place_samples(alike)
             waiting += [QueuedJob(pool, job, schedule) for job, schedule in zip(alike, schedules, strict=True)]

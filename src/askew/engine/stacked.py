@@ -17,7 +17,7 @@ without graphs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from typing import Any, NamedTuple, cast
@@ -33,7 +33,7 @@ from .base import PhaseOutputs, PhaseRequest
 from .jobs import Jobs, RequestJobs, longest_first, requests_of
 from .row_buffers import RowBuffers
 from .row_moves import RowMoves
-from .sample_buffer import BufferFull, example, free_bytes
+from .sample_buffer import NO_LENGTHS, BufferFull, example, free_bytes
 
 MAX_ROWS = 512  # rows
 ACTIVATION_FACTOR = 16  # times an input's size is what a row's step takes, roughly
@@ -67,8 +67,15 @@ class Stacked:
 
     name = "stacked"
 
-    def __init__(self, task: Functional, most: int = MAX_ROWS, least_gap: int = LEAST_GAP) -> None:
-        self.task, self.most, self.least_gap = task, most, least_gap
+    def __init__(
+        self,
+        task: Functional,
+        most: int = MAX_ROWS,
+        least_gap: int = LEAST_GAP,
+        longest: Mapping[str, int] = NO_LENGTHS,
+    ) -> None:
+        """`longest`: by name, the samples that batches are padded to, instead of those of the longest batch so far."""
+        self.task, self.most, self.least_gap, self.longest = task, most, least_gap, longest
         self.buffers: dict[Hashable, RowBuffers] = {}
         self.needs_numbers: set[type] = set()  # methods whose hooks cannot work with a setting that is a tensor
 
@@ -160,7 +167,7 @@ class Stacked:
 
     def _buffers(self, key: tuple[Any, ...], request: RequestJobs) -> RowBuffers:
         if key not in self.buffers:
-            self.buffers[key] = RowBuffers(self.task, request, long=key[-1] is LONG_JOBS)
+            self.buffers[key] = RowBuffers(self.task, request, key[-1] is LONG_JOBS, self.longest)
         return self.buffers[key]
 
     def _groups(self, job_type: JobType, jobs: Jobs) -> list[JobGroup]:

@@ -271,7 +271,7 @@ def run(
     with tracking(track, [config.name()]) as trackers, watched([config], watch, progress) as on_round:
         result = run_config(config, out, fresh=fresh, watch=trackers.beside(on_round), save_every=save_every)
         trackers.end(result)
-    remark_divergence(result)
+    remark_run(result)
     return result
 
 
@@ -311,8 +311,15 @@ def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) ->
         shown.close()
 
 
-def remark_divergence(run: Run) -> None:
-    """Say that a run has diverged, which nobody sees who looks at its numbers alone."""
+def remark_run(run: Run) -> None:
+    """Say what nobody sees who looks at a run's numbers alone: another engine than the one that was named, random
+    numbers that the seed does not decide, or that it has diverged.
+    """
+    named, engine = run.config.get("engine", {}).get("name", "auto"), run.facts.get("engine", "")
+    if named != "auto" and engine not in ("", named):
+        warnings.warn(f"engine: {engine} trained, and not {named}: {run.facts.get('reason')}.", Remark, stacklevel=3)
+    if "draws" in run.facts:
+        warnings.warn(f"{run.algorithm}, seed {run.config.get('seed', 0)}: {run.facts['draws']}.", Remark, stacklevel=3)
     if "diverged" in run.facts:
         warnings.warn(f"{run.algorithm}, seed {run.config.get('seed', 0)}: {run.facts['diverged']}.", Remark, 3)
 

@@ -30,6 +30,7 @@ from ..engine.choose import (
     DRAWS,
     FORBIDS_PADDING,
     NEEDS_NUMBERS,
+    ONE_BY_ONE,
     EngineChoice,
     choose,
     fastest,
@@ -65,7 +66,7 @@ from ..participation import Uniform
 from ..version import __version__
 from .config import Config
 from .method_check import method_traits
-from .network_check import check_module, check_rows
+from .network_check import check_module, check_rows, is_own
 
 NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
 OWNERS_PASSED_OVER = (
@@ -98,6 +99,14 @@ class BuiltRun(NamedTuple):
     facts: dict[str, Any]
     validator: Evaluator | None = None  # what measures on the samples that clients hold out, where that is asked for
     clock: VirtualClock | None = None  # None: rounds have no duration
+
+    @property
+    def users_code(self) -> bool:
+        """Does code of a user's run in the rounds?"""
+        config, fed = self.config, self.fed
+        parts = [config.algorithm, config.data, config.partition, config.participation, config.model, fed.transform]
+        own = all(part is None or is_askews(type(part)) for part in parts)
+        return not own or callable(fed.criterion) or not is_own(self.module)
 
 
 class BuildCache:
@@ -228,7 +237,8 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     calls = [need for need in config.algorithm.needs if need not in NO_CALLS]
     module = check_module(module, fed, calls, config.local.batch)
     traits = method_traits(config.algorithm, module, fed, config.local)
-    shown = {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws, NEEDS_NUMBERS: traits.needs_numbers}
+    shown = {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws}
+    shown |= {NEEDS_NUMBERS: traits.needs_numbers, ONE_BY_ONE: traits.one_by_one}
     for name, value in shown.items():
         if value:
             setattr(module, name, True)
@@ -288,15 +298,25 @@ def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federatio
         functional = Functional(module, space, fed.criterion, bf16, kernels)
         check_rows(name, functional, fed)
         if name == "stacked":
-            return BuiltEngine(Stacked(functional), functional, kernels)
+            return BuiltEngine(Stacked(functional, longest=longest_batches(config, fed)), functional, kernels)
         return BuiltEngine(Vmapped(functional, never_pad, kernels.steps(functional)), functional, kernels)
     loss_kernel = None if reference else kernels
     bind = partial(Bound, module, space, fed.criterion, bf16, loss_kernel, config.engine.compile)
     task = bind()
     if name == "slots":
-        return BuiltEngine(Slots(bind, never_pad, channels_last=space.channels_last), task, kernels)
+        longest = longest_batches(config, fed)
+        return BuiltEngine(Slots(bind, never_pad, channels_last=space.channels_last, longest=longest), task, kernels)
     steps = None if reference else kernels.steps(task)
     return BuiltEngine(Sequential(task, config.seed, draws, steps), task, kernels)
+
+
+def longest_batches(config: Config, fed: Federation) -> dict[str, int]:
+    """By name the samples that batches are padded to; none where engines may pad to the longest that they have had.
+
+    In deterministic runs all settings decide it, and not which rounds this process has trained: a resumed run is then
+    the same run.
+    """
+    return fed.longest_batches(config.local) if config.engine.deterministic else {}
 
 
 def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) -> Hashable:
@@ -307,7 +327,7 @@ def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) ->
     trained = all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
     if name == "sequential" or not trained:
         return object()
-    own = (forbids_padding(module), own_values(module))
+    own = (forbids_padding(module), own_values(module), *longest_batches(config, fed).values())
     return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own
 
 

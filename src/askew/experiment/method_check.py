@@ -1,32 +1,37 @@
 """A trial of a user's own method or criterion, before a run: what do engines have to know of it?
 
 Does its loss count samples that pad a batch? Does it draw random numbers? Does it take for numbers what some engines
-hand over as tensors? A loss without a gradient, which some engines would train on in silence, and results that still
-require one are refused. Of what is askew's own nothing is tried.
+hand over as tensors? Does it fail for several clients at once? A loss without a gradient, which some engines would
+train on in silence, and results that still require one are refused. Of what is askew's own nothing is tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_map
 
 from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate
-from ..core.hooks import correct_hook
+from ..core.hooks import correct_hook, without_gradient
 from ..core.settings import is_askews
 from ..core.space import Space
-from ..core.task import Bound
-from ..core.types import Batch, Client
+from ..core.task import Bound, Functional
+from ..core.types import Batch, Client, State
 from ..data.federation import Federation, LocalSettings
 from ..errors import AlgorithmError
-from .network_check import CLOSE, LARGE, TRIED, with_copies
+from .global_generators import other_generators
+from .network_check import CLOSE, LARGE, TRIED, check_rows, with_copies
 
 LOCAL_HOOKS = ("begin", "carry", "loss", "direction", "descend", "note", "finish")
 NUMBERS = ("lr", "lr0", "steps", "tau", "size", "round", "coin")  # tensors in `slots` and `stacked`
+OF_EACH = ("w", "buffers", "steps", "tau", "size", "coin")  # what is a row for each client in `vmapped`
 
 
 class Refused(Exception):
@@ -39,6 +44,7 @@ class MethodTraits(NamedTuple):
     counts_padding: bool = False  # does its loss, or the criterion, change if samples of weight 0 pad a batch?
     draws: bool = False  # does a step give another result when it is taken again, as with random numbers?
     needs_numbers: bool = False  # does it give another result where its numbers are tensors?
+    one_by_one: bool = False  # does it fail, or give another result, for two clients at once?
 
 
 def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: LocalSettings) -> MethodTraits:
@@ -48,12 +54,13 @@ def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: 
     if not own and not own_criterion:
         return MethodTraits()
     space = Space(module, torch.float64)
-    trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings)
-    with torch.random.fork_rng(devices=[]):
+    trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings, bool(own))
+    with torch.random.fork_rng(devices=[]), other_generators():
         try:
             trial.check_losses()
             counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
-            return MethodTraits(counts_padding, *trial.compare_steps())
+            draws, needs_numbers = trial.compare_steps()
+            return MethodTraits(counts_padding, draws, needs_numbers, bool(own) and trial.goes_one_by_one())
         except Refused as refused:
             raise AlgorithmError(str(refused)) from None
 
@@ -61,7 +68,11 @@ def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: 
 class Trial:
     """Trial steps of a method on a few samples, in float64."""
 
-    def __init__(self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings) -> None:
+    def __init__(
+        self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings, own_hooks: bool = True
+    ) -> None:
+        """`own_hooks`: hooks of a client are the user's, and not the criterion alone."""
+        self.own_hooks = own_hooks
         self.alg, self.task, self.fed, self.settings, self.space = alg, task, fed, settings, task.space
         self.phases = alg.phases()  # once, as in a run: a method may make them anew at every call
         self.batch = first_samples(fed, self.space.dtype)
@@ -74,11 +85,7 @@ class Trial:
                     leaf = self.task.load(client.w, client.buffers)
                     value = phase.loss(self.task, leaf, self.batch, client)
                     if isinstance(value, Tensor) and not value.requires_grad:
-                        raise Refused(
-                            f"{phase.display_name()}: loss() returned a number that has no gradient, so that nothing "
-                            "would be trained; compute it from task and theta, without torch.no_grad(), .detach() or "
-                            f".item(). {correct_hook(phase)}"
-                        )
+                        raise Refused(str(without_gradient(phase)))
         except Refused:
             raise
         except Exception:  # it is shown when the run calls it
@@ -111,11 +118,14 @@ class Trial:
 
     def compare_steps(self) -> tuple[bool, bool]:
         """Does a step give another result when it is taken again, and where the client's numbers are tensors?"""
-        draws = needs_numbers = False
+        draws = draws_elsewhere = needs_numbers = False
         before = [dict(vars(phase)) for phase in self.phases]
         for round in (1, 2) if self.space.P <= LARGE else (1,):  # a table by rounds shows itself in the first two
             try:
+                state = torch.get_rng_state()
                 once, again = self.steps(round), self.steps(round)
+                torch.set_rng_state(state)
+                draws_elsewhere |= differ(once, again) and differ(once, self.steps(round))
             except Refused:
                 raise
             except Exception:  # it is shown when the run calls it
@@ -131,7 +141,41 @@ class Trial:
                     f"{phase.display_name()}: {changed[0]} was changed by one of its hooks, while all clients share "
                     "the method; keep what changes in client_state, server_state or the carry."
                 )
+        if draws_elsewhere:
+            what = f"a hook of {self.alg.display_name()}" if self.own_hooks else "the criterion"
+            raise AlgorithmError(
+                f"{what} gives another result when it is called again: it draws random numbers that are not torch's "
+                "own, which the seed does not set, or keeps something; draw by torch.rand and the like without a "
+                "generator, and keep what changes in client_state, server_state or the carry."
+            )
         return draws, needs_numbers and not draws
+
+    def goes_one_by_one(self) -> bool:
+        """Do hooks fail, or give another result, for two clients at once? As by .item(), or an `if` on a tensor.
+
+        False where torch cannot do that with the network or the criterion: this is another question.
+        """
+        task = Functional(self.task.module, self.space, self.fed.criterion)
+        try:
+            check_rows("vmapped", task, self.fed)
+            once = self.steps(1)
+        except Exception:  # of a hook, it is shown when the run calls it
+            return False
+        try:
+            return differ(once, self.steps_of_two(task))
+        except Exception:
+            return True
+
+    def steps_of_two(self, task: Functional) -> list[Tensor]:
+        """What a step of every phase leaves at the first of two equal clients that take it at once."""
+        left, memory = list[Tensor](), self.alg.memory(self.space)
+        for phase, client in self.first_clients(1):
+            numbers = {n: torch.as_tensor(getattr(client, n), dtype=self.space.dtype) for n in OF_EACH}
+            stored = {n: t for n, t in client.server.items() if n in memory}
+            one = (numbers, stored, client.state, client.carry, self.batch.x, self.batch.y)
+            two = tree_map(lambda t: torch.stack([t, t]), one)
+            left += [rows[0] for rows in vmap(partial(step_of_one, phase, task, client))(*two)]
+        return left
 
     def steps(self, round: int, as_tensors: bool = False) -> list[Tensor]:
         """What a step of every phase leaves, as the numbers 1 and 0.5 or as tensors of them."""
@@ -167,6 +211,23 @@ class Trial:
             yield phase, client._replace(carry=begun.carry)
             result = local.finish(phase, client, begun)
             state, carry = result.state, result.carry
+
+
+def step_of_one(
+    phase: Algorithm,
+    task: Functional,
+    client: Client,
+    numbers: State,
+    stored: State,
+    state: State,
+    carry: State,
+    *xy: Tensor,
+) -> list[Tensor]:
+    """What a step leaves at a client with these entries: under vmap, at one of several."""
+    own: dict[str, Any] = {"server": client.server | stored, "state": state, "carry": carry, **numbers}
+    client = client._replace(**own)
+    result = local.finish(phase, client, local.step(phase, task, client, local.begin(phase, client), Batch(*xy)))
+    return [result.theta, *result.up.values(), *result.state.values()]
 
 
 def refuse_gradients(phase: Algorithm, hooks: tuple[str, ...], *results: Tensor) -> None:

@@ -7,12 +7,9 @@ what it makes of a sample depends on the others of its batch. Engines that pad b
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -28,6 +25,7 @@ from ..core.types import Batch
 from ..data.federation import Federation
 from ..engine.choose import DRAWS, FORBIDS_PADDING
 from ..errors import EngineError, ModelError
+from .global_generators import generator_states, other_generators
 
 TRIED = 3  # samples in the trial of a training step
 LONGEST = 64  # samples that they are padded to, or to the batch if that is shorter
@@ -108,6 +106,12 @@ def check_values(module: nn.Module) -> None:
                 "not have; change the weight in forward, as by self.weight * mask, or the gradient in direction() of "
                 "a method of your own."
             )
+    if wrapped := [n for n, m in module.named_modules() if "_orig_mod" in m._modules]:
+        what = f"the layer {wrapped[0]!r}" if wrapped[0] else "the network"
+        raise ModelError(
+            f"{what} is wrapped by torch.compile, and copies of it, which clients train, would run old weights; "
+            "pass the network without torch.compile, and set engine.compile = true to compile it on a CUDA device."
+        )
     if replaced := [n or type(m).__name__ for n, m in module.named_modules() if "forward" in vars(m)]:
         raise ModelError(
             f"forward of {replaced[0]!r} was set on the object, and a copy of the network would run the old layers; "
@@ -221,23 +225,6 @@ def plain_numbers(module: nn.Module) -> dict[str, float]:
         for name, value in vars(layer).items()
         if isinstance(value, (int, float)) and value == value
     }
-
-
-def generator_states() -> tuple[object, ...]:
-    """The states of the generators of Python and numpy, to compare."""
-    state = np.random.get_state(legacy=False)  # noqa: NPY002 the one that a network may draw from
-    return random.getstate(), repr(state), state["state"]["key"].tobytes()
-
-
-@contextmanager
-def other_generators() -> Iterator[None]:
-    """Leave the generators of Python and numpy as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def padding_matters(module: nn.Module, x: Tensor, length: int) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..core.records import Record
 from ..engine.base import PhaseOutputs, PhaseRequest, finished_time, prepare_next
+from ..engine.choose import stochastic
 from ..engine.evaluate import accuracy_by_owner, share_raised
 from ..engine.process_group import SINGLE, ProcessGroup, process_group
 from ..engine.server import measure_time
@@ -29,6 +30,7 @@ from .config import Config, stored_tables
 from .divergence import divergence_sentence
 from .extend import begin_at_end, keep_end
 from .folder_lock import lock_folder
+from .global_generators import TORCH, States, draws_sentence, generator_states
 from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_lock, torch_state
 from .run_evaluation import evaluate_models, evaluation_record, model_tensors
 from .run_folder import (
@@ -51,6 +53,7 @@ Model = tuple[Tensor, Tensor]  # w [P] and buffers [Q]
 SAVE_SECONDS = 5.0  # seconds at least between two checkpoints, where the user says nothing
 SAVE_SHARE = 20  # checkpoints take at most one part in so many of the time
 SHORT_ROUND = 0.1  # seconds; shorter rounds on a GPU follow one another without a pause
+FIRST_ROUNDS = 10  # in which, as in rounds that are not short, global generators are compared: half a millisecond each
 
 
 def run_together(
@@ -95,7 +98,10 @@ def run_together(
             build_cache, active = BuildCache(), list[ActiveRun]()
             for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
                 if n not in runs:
+                    before = generator_states()
                     built = build(config, build_cache, group, previous_engine(folder))
+                    if sentence := draws_sentence(before, generator_states(), "before the first round"):
+                        built.facts["draws"] = sentence
                     active.append(ActiveRun(built, folder, watch if group.is_leader else None, save_every, group))
                     runs[n] = active[-1].run
             for run in active:
@@ -245,9 +251,18 @@ class ActiveRun:
             return
         classes, every = int(run.federation.get("classes", 0)), config.evaluation.every if config.simulated else 0
         if sentence := divergence_sentence(run.rounds, classes, config.rounds, config.local.lr, every):
-            run.facts["diverged"] = sentence
-            if run.folder and self.group.is_leader:
-                write_json(run.folder / "run.json", run.facts)
+            self.note_fact("diverged", sentence)
+
+    def note_fact(self, name: str, sentence: str) -> None:
+        """Note what a user should know of this run."""
+        self.run.facts[name] = sentence
+        if self.run.folder and self.group.is_leader:
+            write_json(self.run.folder / "run.json", self.run.facts)
+
+    @property
+    def may_draw(self) -> bool:
+        """Does code of a user's run in the rounds, and is it not known that it draws from global generators?"""
+        return self.built.users_code and "draws" not in self.run.facts
 
     def after_record(self, checkpoint_due: bool) -> None:
         """Save a checkpoint if one is due, then call `watch` with the round's record."""
@@ -306,7 +321,7 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
             run.finish()
     active = [run for run in runs if not run.is_over]
     unwritten: list[TrainedRound] = []
-    overlap = False
+    overlap, seconds = False, 0.0
 
     def write() -> None:
         rounds, unwritten[:] = list(unwritten), ()
@@ -316,6 +331,10 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
             trained.run.after_record(trained.checkpoint_due)
 
     while active:
+        # where rounds overlap, `write` calls what a user's program may draw in as it likes
+        compared = not overlap and (seconds >= SHORT_ROUND or any(run.t < FIRST_ROUNDS for run in active))
+        watched = [run for run in active if run.may_draw] if compared else []
+        states = generator_states(with_torch=True) if watched else {}
         began = time.perf_counter()
         try:
             rounds = train_round(active, meanwhile=write, evaluate=overlap)
@@ -325,6 +344,7 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
         if not overlap:
             for trained in rounds:
                 trained.scores = trained.run.evaluate()
+        note_draws(watched, states)
         overlap = seconds < SHORT_ROUND and all(run.can_overlap for run in active)
         now = time.monotonic()
         due = group.gather_numbers([now >= run.next_save for run in active])[0].tolist()  # rank 0 decides
@@ -340,6 +360,16 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
             if run.is_over or stop:
                 run.finish()
         active = [] if stop else [run for run in active if not run.is_over]
+
+
+def note_draws(runs: Sequence[ActiveRun], before: States) -> None:
+    """Note in the facts of these runs if global generators were drawn from in the round that was just trained."""
+    after = generator_states(with_torch=True) if runs else {}
+    for run in runs:
+        # a network or a client's hook that draws has torch's set for each client
+        own = {name: state for name, state in before.items() if name != TORCH or not stochastic(run.built.module)}
+        if sentence := draws_sentence(own, after, f"in round {run.t}"):
+            run.note_fact("draws", sentence)
 
 
 def train_round(runs: Sequence[ActiveRun], meanwhile: Callable[[], None], evaluate: bool) -> list[TrainedRound]:

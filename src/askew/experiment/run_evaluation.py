@@ -27,10 +27,7 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
 
     Where it is asked for, the main one's on held-out samples are the last.
     """
-    server = built.server
-    models = server.alg.models(server.w, server.state)
-    if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
-        raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
+    server, models = built.server, named_models(built)
     keys = {name: (f"accuracy_{name}", f"loss_{name}") for name in [*models][1:]}
     later = [name for name, two in keys.items() if any(is_record_key(key) or key in server.state for key in two)]
     if taken := [*({HELD_OUT} & models.keys()), *later]:
@@ -44,15 +41,29 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
     return scores
 
 
+def named_models(built: BuiltRun) -> dict[str, Tensor]:
+    """The models that the algorithm names; the first one is the main one."""
+    server = built.server
+    models = server.alg.models(server.w, server.state)
+    if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
+        raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
+    return models
+
+
 def evaluate_model(built: BuiltRun, evaluator: Evaluator, w: Tensor) -> Tensor:
     """The score of one model: the global one, the mean of the clients' own, or that with the mean of private parts."""
-    server, buffers = built.server, built.server.buffers
-    how, private, clients = server.alg.evaluates(), server.private, len(built.fed.eligible)
-    if how == "clients" and not private.empty:
-        return evaluate_clients(evaluator, w, buffers, private, server.privates, clients)
-    if how == "mean" and not private.empty:
-        w, buffers = with_private(w, buffers, private, mean_private(server.privates, clients))
-    return evaluator(w, buffers)
+    server, clients = built.server, len(built.fed.eligible)
+    if server.alg.evaluates() == "clients" and not server.private.empty:
+        return evaluate_clients(evaluator, w, server.buffers, server.private, server.privates, clients)
+    return evaluator(*with_mean_private(built, w))
+
+
+def with_mean_private(built: BuiltRun, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A model and its buffers, with the mean of the clients' private parts if that is what is evaluated."""
+    server = built.server
+    if server.alg.evaluates() != "mean" or server.private.empty:
+        return w, server.buffers
+    return with_private(w, server.buffers, server.private, mean_private(server.privates, len(built.fed.eligible)))
 
 
 def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
@@ -86,12 +97,13 @@ def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
 
 
 def model_tensors(built: BuiltRun) -> dict[str, Tensor]:
-    """The global model by the names of the network's state dictionary; of centralised training, that of its one client.
+    """The model whose accuracy is reported, by the names of the network's state dictionary.
 
-    What is not trained, frozen weights and whole numbers, is as the network has it.
+    Where clients' own models are measured, it is the global one, with private parts as they began; of centralised
+    training, that of its one client. What is not trained, frozen weights and whole numbers, is as the network has it.
     """
     server, space = built.server, built.space
-    w, buffers = server.w, server.buffers
+    w, buffers = with_mean_private(built, next(iter(named_models(built).values())))
     if server.alg.pooled and len(server.privates):
         row = {n: v[0] for n, v in server.privates.read([0]).items()}
         w, buffers = with_private(w, buffers, server.private, row)

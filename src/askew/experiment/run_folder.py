@@ -231,7 +231,7 @@ def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> 
     for stage in built.server.recording:
         stage.resume(run.rounds)
     before = read_json(folder / "run.json") if last else {}
-    run.facts |= {key: before[key] for key in ("diverged", "extends") if key in before}
+    run.facts |= {key: before[key] for key in ("diverged", "draws", "extends") if key in before}
     if reads_unseen_files(built.config):
         run.facts["data"] = data_hash(built.fed)
         check_same_data(folder, before.get("data"), run.facts["data"])

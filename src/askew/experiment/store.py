@@ -4,7 +4,7 @@
     rounds.jsonl        one JSON object a round, appended as rounds end
     federation.json     sizes and labels of the clients (for pictures)
     run.json            facts about the execution: state, engine and why, device, versions
-    model.safetensors   the global model, by the network's own parameter names
+    model.safetensors   the model whose accuracy is reported, by the network's own parameter names
     tracking.json       which records of trackers are this run's, where `track` was set
     conformal.json      coverage and size of its prediction sets, where `askew conformal` measured them
     checkpoint.*        all that a resume needs, and the one before it (see checkpoint.py)

@@ -95,7 +95,7 @@ def sweep(
     fails does not end the others: it is named by a warning and is in the result's `failed`; if all fail,
     the first error is raised.
     """
-    from ..experiment.api import remark_divergence, sweep_configs, watched  # with torch, which takes seconds to load
+    from ..experiment.api import remark_run, sweep_configs, watched  # with torch, which takes seconds to load
     from ..experiment.hook_fault import hook_fault
     from ..experiment.launch import FailedRun, run_each
     from ..experiment.trackers import tracking
@@ -115,7 +115,7 @@ def sweep(
     for failed in runs.failed:
         warnings.warn(f"{failed.config.name()} failed: {failed.error}", Remark, stacklevel=2)
     for run in runs:
-        remark_divergence(run)
+        remark_run(run)
     if len(runs) + len(runs.failed) < len(configs):
         warnings.warn(
             f"stopped in run {len(runs)} of {len(configs)}; call askew.sweep with out= again to go on.", Remark, 2

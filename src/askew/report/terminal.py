@@ -182,7 +182,7 @@ def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
     ]
     rows += [("virtual clock", clock_text(run))] if run.clock is not None else []
     rows += [("privacy", privacy_text(run))] if run.facts.get("privacy") else []
-    rows += [("warning", Text(str(run.facts["diverged"]), WARNING))] if run.facts.get("diverged") else []
+    rows += [("warning", Text(str(run.facts[k]), WARNING)) for k in ("diverged", "draws") if run.facts.get(k)]
     return rows + roll_call_rows(run)
 
 
