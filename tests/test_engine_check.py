@@ -114,6 +114,34 @@ def test_rounding_that_the_sequential_engine_has_too_is_no_error(
             run_together(configs)
 
 
+@pytest.mark.parametrize(("lost_bits", "passes"), [(13, True), (18, False)])
+def test_cutting_factors_to_tf32_is_no_error(
+    lost_bits: int, passes: bool, on_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that cuts weights as TF32 does, or further, beside a sequential one that does not round at all."""
+    right = Stacked.run
+
+    def run(self: Stacked, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        monkeypatch.setattr(check, "TF32_LOST_BITS", lost_bits)
+        cut = [r._replace(inputs=r.inputs._replace(w=check.cut_to_tf32(r.inputs.w))) for r in requests]
+        monkeypatch.setattr(check, "TF32_LOST_BITS", 13)
+        return right(self, cut)
+
+    monkeypatch.setattr(Stacked, "run", run)
+    monkeypatch.setitem(check.FAR, "tf32", 1e-6)
+    configs = [make_config("stacked", dtype="tf32", seed=seed) for seed in (0, 1)]
+    if passes:
+        assert all(done.finished for done in run_together(configs))
+    else:
+        with pytest.raises(WrongResult):
+            run_together(configs)
+
+
+def test_cut_to_tf32_keeps_ten_bits() -> None:
+    x = torch.tensor([1 + 2**-10 + 2**-11, -(1 + 2**-10 + 2**-11), 2**-126, 0.0])
+    assert torch.equal(check.cut_to_tf32(x), torch.tensor([1 + 2**-10, -(1 + 2**-10), 2**-126, 0.0]))
+
+
 def test_tf32_is_off_inside_alone() -> None:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     with check.without_tf32():

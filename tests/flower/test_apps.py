@@ -229,6 +229,7 @@ def test_a_program_that_is_interrupted_while_it_starts_ends_without_a_traceback(
 
     monkeypatch.setattr(launch, "run_program", interrupt)
     monkeypatch.setattr(launch, "end_with_starter", lambda: None)
+    monkeypatch.setattr("sys.argv", ["launch.py", "flower-superexec"])
     with pytest.raises(SystemExit) as ended:
         launch.main()
     assert ended.value.code == 130
