@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -442,6 +443,17 @@ def test_a_server_that_fails_says_so_in_a_sentence(folder: Path) -> None:
     assert last.endswith(f"its log is {log}.")
     assert "EngineError" in log.read_text()
     assert_none_left(only_run() / "flower" / "flwr", seconds=0)
+
+
+@needs_flower
+def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["deploy", "superlink", "--insecure", "--port", str(port)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(
+        f"error: port {port} of 127.0.0.1 cannot be opened (address already in use); end the program"
+    )
 
 
 @needs_flower

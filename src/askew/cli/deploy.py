@@ -6,7 +6,9 @@ import importlib.util
 import shlex
 import shutil
 import signal
+import socket
 import sys
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import SourceFileLoader
@@ -313,7 +315,29 @@ def superlink(context: typer.Context) -> None:
             "this system does not say which user sends a request, so anybody who reaches the port could start apps; "
             "use Linux, or flower-superlink behind a proxy (docs/flower.md)."
         )
+    check_port(context.args)
     run_program("flower-superlink", context.args, open_fleet=True)
+
+
+def check_port(options: Sequence[str]) -> None:
+    """Refuse a port that is in use: Flower says so after half a minute, among other lines."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--host", default="127.0.0.1")  # the defaults are Flower's
+    parser.add_argument("--port", default=8000, type=int)
+    try:
+        asked, _ = parser.parse_known_args(options)
+        family, kind, protocol, _, address = socket.getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)[0]
+    except (ArgumentError, OSError, OverflowError):  # Flower has sentences for these
+        return
+    with socket.socket(family, kind, protocol) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Flower does: a port left a moment ago is free
+        try:
+            trial.bind(address)
+        except OSError as e:
+            raise ConfigError(
+                f"port {asked.port} of {asked.host} cannot be opened ({(e.strerror or str(e)).lower()}); end the "
+                "program that uses it, or name another one with --port."
+            ) from None
 
 
 @register_program(
