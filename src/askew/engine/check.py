@@ -75,8 +75,8 @@ class CheckedEngine:
     def rounds_as(self, ours: PhaseOutputs, right: PhaseOutputs, alone: PhaseRequest) -> bool:
         """Is the engine's result no further from the one without tf32 than rounding may take it?
 
-        In tf32 the sequential engine may itself round very little: cuDNN rounds to the nearest, or not at all, where
-        other kernels cut bits off, which moves a result up to 25 times as far. So weights that are cut count too.
+        In tf32 the sequential engine's own result may be very near to the exact one: cuDNN rounds to the nearest, or
+        not at all, where other kernels cut bits off. So the result from weights whose bits are cut counts too.
         """
         assert self.reference is not None
         inputs, rounded = alone.inputs, [right]

@@ -332,8 +332,7 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
 
     while active:
         # where rounds overlap, `write` calls what a user's program may draw in as it likes
-        compared = not overlap and (seconds >= SHORT_ROUND or any(run.t < FIRST_ROUNDS for run in active))
-        watched = [run for run in active if run.may_draw] if compared else []
+        watched = [] if overlap else runs_to_watch(active, seconds)
         states = generator_states(with_torch=True) if watched else {}
         began = time.perf_counter()
         try:
@@ -360,6 +359,12 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
             if run.is_over or stop:
                 run.finish()
         active = [] if stop else [run for run in active if not run.is_over]
+
+
+def runs_to_watch(runs: Sequence[ActiveRun], seconds: float) -> list[ActiveRun]:
+    """Runs whose next round may draw from global generators; none in later rounds that are short, as the last one."""
+    is_cheap = seconds >= SHORT_ROUND or any(run.t < FIRST_ROUNDS for run in runs)
+    return [run for run in runs if run.may_draw] if is_cheap else []
 
 
 def note_draws(runs: Sequence[ActiveRun], before: States) -> None:
