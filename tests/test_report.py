@@ -217,6 +217,8 @@ def test_the_same_run_twice_counts_once_and_the_longer_one_wins(make: Make) -> N
     runs = [make(accuracy=(0.2,), rounds=3), make(accuracy=(0.2, 0.5, 0.4)), make(accuracy=(0.2, 0.5), rounds=3)]
     (row,) = table(runs)
     assert (row["seeds"], row["rounds"], row["best_accuracy"], row["finished"]) == (1, 3, 0.5, True)
+    assert row["repeated"] == 2 and "2 runs are not counted: there are others" in repr(askew.compare(runs))
+    assert "1 run is not counted: there is another one" in repr(askew.compare(runs[1:]))
 
 
 def test_rounds_to_target_and_speedup(make: Make) -> None:

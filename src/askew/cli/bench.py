@@ -17,6 +17,7 @@ from ..bench import timing
 from ..bench.baselines import FRAMEWORKS
 from ..bench.start import Stage, time_start
 from ..bench.workloads import FRAMEWORK_WORKLOADS, WORKLOADS, Workload, find_workload
+from ..core.text import count_text
 from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.config import Config
@@ -273,8 +274,9 @@ def experiment_remarks(first: timing.ExperimentTiming) -> str:
     """The sentences below that table."""
     kind = f"{first.dtype}{', compiled' if first.compile else ''}"
     return (
-        f"{first.device}, {kind}; medians of {first.rounds} rounds after the first {timing.FIRST_ROUNDS}, on random "
-        "images in place of the dataset's; with the experiment's changes of images, clipping and evaluation."
+        f"{first.device}, {kind}; medians of {count_text(first.rounds, 'round')} after the first "
+        f"{timing.FIRST_ROUNDS}, on random images in place of the dataset's; with the experiment's changes of images, "
+        "clipping and evaluation."
     )
 
 
@@ -309,7 +311,7 @@ def remarks(timings: list[timing.Timing]) -> str:
         else ""
     )
     return (
-        f"{first.device}, {kind}; medians of {first.rounds} rounds. "
+        f"{first.device}, {kind}; medians of {count_text(first.rounds, 'round')}. "
         "bare: the same steps in a loop by hand, its rounds between ours; times faster: than that. "
         f"over floor: ours over the arithmetic at {speed}, what one large matrix product reaches here. "
         "apart: how far the two loops' models are from each other after a round, relative to how far they went. "

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..core.records import Record
+from ..core.text import count_text
 from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
@@ -193,10 +194,10 @@ def run_with_progress(
             for run in run_missing(reproduction, out, results, watch, processes, log):
                 display.end(run)
         if reproduction.unfinished:
-            left = len(reproduction.missing)
-            exit_with_command(console, f"stopped with {left} of {len(missing)} runs to go, all of it stored", again)
+            left = f"{len(reproduction.missing)} of {count_text(len(missing), 'run')}"
+            exit_with_command(console, f"stopped with {left} to go, all of it stored", again)
         if reproduction.lost:
-            count = f"{len(reproduction.lost)} of {len(missing)} runs were not made"
+            count = f"not made: {len(reproduction.lost)} of {count_text(len(missing), 'run')}"
             names = paper_tables.run_names(reproduction.lost)
             exit_with_command(
                 console, f"{count}, as their processes were lost, all others are stored: {names}", again, 1

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..core.files import read_tensors
 from ..core.records import Record
+from ..core.text import count_text
 from ..engine.process_group import ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError, StoreWarning
@@ -88,22 +89,22 @@ def begin_at_end(folder: Path, config: Config) -> None:
     elif others and not cannot_extend(config):
         other = others[min(others)].parent
         warn(
-            f"{other} holds the same run with {min(others)} rounds, whose first {config.rounds} are these; they are "
-            f"trained again, as the model after round {config.rounds} was not stored"
+            f"{other} holds the same run with {count_text(min(others), 'round')}, and begins with those asked for; "
+            f"they are trained again, as the model after round {config.rounds} was not stored"
         )
 
 
 def copy_end(file: Path, folder: Path, config: Config) -> None:
     """Prepare a folder as if its run had been interrupted where the shorter run with this file ended."""
     run = load(file.parent)
-    done, all_rounds = len(run.rounds), f"so all {config.rounds} rounds are trained"
+    done, all_rounds = len(run.rounds), "so all rounds are trained"
     try:
         tensors, about = read_tensors(file)
     except (ValueError, OSError):
         warn(f"{file} is damaged, {all_rounds}")
         return
     if about["why"]:
-        warn(f"{file.parent} holds the first {done} rounds of the same settings, but {about['why']}, {all_rounds}")
+        warn(f"{file.parent} holds {count_text(done, 'round')} of the same settings, but {about['why']}, {all_rounds}")
         return
     records = [*run.rounds[:-1], json.loads(about["last"])]
     diverged = first_divergence(records, int(run.federation.get("classes", 0)), config)

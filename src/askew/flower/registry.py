@@ -263,7 +263,8 @@ class ClientRegistry:
 
     def _most_common_kind(self) -> tuple[DataKind, str]:
         """The kind of data that most of the clients have that are here, or else the first of them; and which it is."""
-        kinds = {client: info.kind for client, info in self.info.items() if client in self.node_of | self.odd}
+        here = self.node_of | self.odd
+        kinds = {client: info.kind for client, info in self.info.items() if client in here}
         (kind, most), *others = Counter(kinds.values()).most_common()  # of equally common ones the first is first
         if others and others[0][1] == most:
             return kind, f"client {next(iter(kinds))}, which came first, has"

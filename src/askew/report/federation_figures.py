@@ -67,7 +67,8 @@ def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
         title = ", ".join(about) if len(runs) > 1 else ""
         panels[0].set_title(title)
         held = (count > 0).sum(0)  # classes of each client
-        classes = f"{held.min()} to {held.max()} of {len(count)} classes and " if count.size else ""
+        all_classes = count_text(len(count), "class", "classes")
+        classes = f"{held.min()} to {held.max()} of {all_classes} and " if count.size else ""
         first = f"The first {shown} of {total} clients are shown: each" if shown < total else "A client"
         samples = f"{sizes.min():.0f} to {sizes.max():.0f} samples"
         notes.append(f"{title}{': ' if title else ''}{first} holds {classes}{samples}.")

@@ -35,6 +35,7 @@ from .tables import (
     is_running,
     participation_name,
     partition_name,
+    repeated_remark,
     shorten_label,
     table,
     value_text,
@@ -261,6 +262,7 @@ def run_notices(groups: Sequence[RunGroup], data: views.Answer) -> list[str]:
     counted = f"the figures {'leave them out where other seeds ended' if left_out else 'count the rounds so far'}"
     for count, what in ((running, f"{were} still being trained"), (unfinished, "did not reach the last round")):
         found += [f"{count} {of_all} {what}; {counted}."] if count else []
+    found += filter(None, [repeated_remark(sum(g.repeated for g in groups))])
     lossy = [run for run in runs if not run.roll_call().empty]
     if lossy:
         share = percent(max(run.roll_call().largest_share for run in lossy))

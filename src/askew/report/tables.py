@@ -6,6 +6,7 @@ Groups are compared only within a federation: the same data, divided alike among
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -46,6 +47,7 @@ class RunGroup:
     runs: tuple[Run, ...]
     federation: str = ""  # in one line, different for different federations
     place: str = ""  # the settings that distinguish its federation from the others, if there are several
+    repeated: int = 0  # other runs of one of these seeds, which are as long at most and do not count
 
     @property
     def config(self) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def federation_key(run: Run) -> str:
 def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
     """Groups in order of appearance, those of a federation one after the other.
 
-    Of two runs with one configuration, one code and one seed the longer one counts.
+    Of two runs with one configuration, one code and one seed the longer one counts, and the other is `repeated`.
     """
     federations: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
@@ -178,13 +180,13 @@ def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
     members = {
         key: [variant for its in alike.values() for variant in variants(its)] for key, alike in federations.items()
     }
-    first = [groups[0][1][0] for groups in members.values()]
+    first = [groups[0].runs[0] for groups in members.values()]
     headings, places = federation_names(first, list(members.values())), federation_places(first)
     found = []
     for groups, heading, place in zip(members.values(), headings, places, strict=True):
-        names = group_labels([run_settings(runs[0]) for _, runs in groups])
-        for name, (mark, its) in zip(names, groups, strict=True):
-            found.append(RunGroup(f"{name} {mark}".strip(), its, heading, place))
+        names = group_labels([run_settings(variant.runs[0]) for variant in groups])
+        for name, (mark, its, repeated) in zip(names, groups, strict=True):
+            found.append(RunGroup(f"{name} {mark}".strip(), its, heading, place, repeated))
     return found
 
 
@@ -208,7 +210,12 @@ def best_groups(groups: Sequence[RunGroup], most: int) -> list[RunGroup]:
     return [groups[n] for n in sorted(ranked[:most])]
 
 
-Variant = tuple[str, tuple[Run, ...]]  # what marks runs of one code among others with the same settings; one run a seed
+class Variant(NamedTuple):
+    """Runs of one code among others with the same settings, one for each seed."""
+
+    mark: str
+    runs: tuple[Run, ...]
+    repeated: int  # other runs of these seeds, which are as long at most
 
 
 def variants(runs: Sequence[Run]) -> list[Variant]:
@@ -221,6 +228,7 @@ def variants(runs: Sequence[Run]) -> list[Variant]:
     by_weights = any(len(marks) > 1 for marks in weights.values())
     found: dict[tuple[str, ...], dict[Any, Run]] = {}
     digests: dict[Any, list[str]] = {}  # of runs without a record of their code, by seed
+    counts = Counter[tuple[str, ...]]()
     for run in runs:
         seed, origins = run.config.get("seed"), run.facts.get("origins", {})
         code = " ".join(f"{key} {value}" for key, value in origins.items() if key != CONTENT)
@@ -231,13 +239,16 @@ def variants(runs: Sequence[Run]) -> list[Variant]:
             code = f"text {known.index(digest[1]) + 1}"
         own = str(run.config.get("model", {}).get("fingerprint")) if by_weights else ""
         by_seed = found.setdefault((code, own), {})
+        counts[code, own] += 1
         if seed not in by_seed or len(run.rounds) > len(by_seed[seed].rounds):
             by_seed[seed] = run
     members = [tuple(by_seed.values()) for by_seed in found.values()]
-    if len(members) == 1:
-        return [("", members[0])]
-    marks = [f"(weights {own})" for _, own in found] if by_weights else edit_marks(members, [code for code, _ in found])
-    return list(zip(marks, members, strict=True))
+    repeated = [counts[key] - len(its) for key, its in found.items()]
+    marks = [""]
+    if len(members) > 1:
+        codes = [code for code, _ in found]
+        marks = [f"(weights {own})" for _, own in found] if by_weights else edit_marks(members, codes)
+    return list(map(Variant, marks, members, repeated))
 
 
 def edit_marks(members: Sequence[Sequence[Run]], codes: Sequence[str]) -> list[str]:
@@ -255,8 +266,8 @@ def federation_names(first: Sequence[Run], members: Sequence[Sequence[Variant]])
     """Each federation in one line: "digits, 30 clients, Dirichlet α = 0.2, 20% take part each round"."""
     names = []
     for run, groups in zip(first, members, strict=True):
-        clients = max(client_count(each) for _, its in groups for each in its)  # a pooled run counts as one
-        turnouts = {participation_name(its[0].config) for _, its in groups}
+        clients = max(client_count(each) for variant in groups for each in variant.runs)  # a pooled run counts as one
+        turnouts = {participation_name(variant.runs[0].config) for variant in groups}
         parts = [
             str(run.config.get("data", {}).get("name", "")),
             count_text(clients, "client"),
@@ -350,6 +361,7 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "algorithm": g.runs[0].algorithm,
                 "seeds": len(g.measured),
                 "left_out": len(g.runs) - len(g.measured),
+                "repeated": g.repeated,
                 "best_accuracy": average(best),
                 "best_accuracy_std": sample_std(best),
                 "best_round": average(g.values(lambda run: run.best_round)),
@@ -378,6 +390,14 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
             }
         )
     return rows
+
+
+def repeated_remark(count: int) -> str:
+    """How many runs are not counted since another one has their settings, in a sentence; empty if none."""
+    if count == 1:
+        return "1 run is not counted: there is another one with its settings and seed that is as long or longer."
+    others = "there are others with their settings and seeds that are as long or longer"
+    return f"{count} runs are not counted: {others}." if count else ""
 
 
 def best_words(rows: Sequence[ComparisonRow], baseline: str) -> str:

@@ -31,6 +31,7 @@ from .tables import (
     is_running,
     participation_name,
     partition_name,
+    repeated_remark,
     shorten_label,
     table,
 )
@@ -442,6 +443,7 @@ def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> st
     left_out = sum(row["left_out"] for row in rows)
     seeds_left = "1 seed that has" if left_out == 1 else f"{left_out} seeds that have"
     sentences += [f"Left out: {seeds_left} not reached the last round."] if left_out else []
+    sentences.append(repeated_remark(sum(row["repeated"] for row in rows)))
     lost = sum(bool(row["lost_answers"]) for row in rows)
     lost_text = f"Answers of clients were lost in {lost} of {count_text(len(rows), 'row')}"
     sentences += [f"{lost_text}: askew show RUN says whose and why."] if lost else []

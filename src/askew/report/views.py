@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..core.text import count_text
 from ..experiment.roll_call import percent, reason_text
 from ..experiment.store import DIVERGED, Run
 from .columns import MISSING, REFUSED, USED, Columns, thin_out
@@ -280,7 +281,7 @@ def shares(run: ShownRun) -> Answer:
     never = counts == 0
     held = percent(float(data[never].sum() / 100))
     who = "it holds" if never.sum() == 1 else "they hold"
-    some = f"{int(never.sum())} of {len(sizes)} clients took no turn so far; {who} {held} of the data."
+    some = f"{int(never.sum())} of {count_text(len(sizes), 'client')} took no turn so far; {who} {held} of the data."
     note = some if never.any() else "Every client has taken a turn."
     return {"x": data[order].tolist(), "y": taken[order].tolist(), "clients": order.tolist(), "note": note}
 
