@@ -52,8 +52,13 @@ def room_of(module: str) -> str:
     return module.split(".")[0]
 
 
-def own_imports(path: Path) -> Iterator[str]:
+@cache
+def own_imports(path: Path) -> list[str]:
     """The modules of askew that a file imports, inside functions and by `import_module` too."""
+    return list(find_imports(path))
+
+
+def find_imports(path: Path) -> Iterator[str]:
     package = list(path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(trees()[path]):
         if isinstance(node, ast.Import):

@@ -687,12 +687,12 @@ def test_nobody_is_away_where_a_file_begins_again_whose_length_is_not_exact() ->
 # clients that are rarely there -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("on", "off"), [(2.0, 30.0), (30.0, 10.0), (1.0, 1000.0)])
-def test_what_is_remembered_of_a_client_is_what_would_be_found(on: float, off: float) -> None:
+@pytest.mark.parametrize(("on", "off", "times"), [(2.0, 30.0, 400), (30.0, 10.0, 400), (1.0, 1000.0, 80)])
+def test_what_is_remembered_of_a_client_is_what_would_be_found(on: float, off: float, times: int) -> None:
     """In any order of clients and moments, also at the very moments at which what is known begins and ends."""
     rule, rng = OnOff.of_means(5, on, off), np.random.default_rng(0)
     remembered = SearchedOnOff(rule)
-    for _ in range(400):
+    for _ in range(times):
         i, t = int(rng.integers(20)), float(rng.uniform(0, 40 * (on + off)))
         if remembered.away and rng.random() < 0.5:
             t = float(rng.choice(list(remembered.away.values())[int(rng.integers(len(remembered.away)))]))

@@ -202,6 +202,7 @@ def test_a_restarted_server_knows_the_clients_that_it_knew(tmp_path: Path) -> No
     whole, _, _ = deploy(tables, tmp_path / "whole", data=module)
     assert warnings == [] and continued.federation == whole.federation and continued.federation["classes"] == 6
     assert continued.finished and len(continued.rounds) == 4
+    assert continued.facts["reason"] == whole.facts["reason"] == "5 clients, each with its own data"
 
 
 # numbers of samples ---------------------------------------------------------------------------------------------

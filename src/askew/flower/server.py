@@ -193,8 +193,8 @@ def build_on_clients(
     kind = BufferedEngine if registry.rules.buffer else RemoteEngine
     engine = server.engine = kind(server, registry, built.fed.classes, config.digest())
     how = f", asynchronous with a buffer of {registry.rules.buffer}" if registry.rules.buffer else ""
-    count = len(registry.node_of)
-    reason = f"{count} clients, each with its own data{how}" if count > 1 else f"1 client, with its own data{how}"
+    count = int((built.fed.sizes > 0).sum())  # those of earlier starts too
+    reason = f"{count:,} clients, each with its own data{how}" if count > 1 else f"1 client, with its own data{how}"
     built.facts.update(engine=RemoteEngine.name, reason=reason, **registry.rules.facts())
     return built, engine
 
