@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -149,12 +150,25 @@ def check_one_sample(module: nn.Module, x: Tensor, name: str) -> None:
         )
 
 
+class Holdings(NamedTuple):
+    """What a network holds beside its code, by name."""
+
+    buffers: dict[str, tuple[Tensor, Tensor]]  # each with a copy
+    weights: dict[str, tuple[int, int]]  # where each is, and how often it was changed
+    numbers: dict[str, float]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Holdings:
+        """What this network holds now."""
+        buffers = {n: (buffer, buffer.clone()) for n, buffer in module.named_buffers()}
+        weights = {n: (p.data_ptr(), p._version) for n, p in module.named_parameters()}
+        return cls(buffers, weights, plain_numbers(module))
+
+
 def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
     """Does a forward pass in training draw torch's random numbers? What it changes beside its output is refused."""
     probe, version = copy.deepcopy(module).train(), x._version
-    before = {n: (buffer, buffer.clone()) for n, buffer in probe.named_buffers()}
-    weights = {n: (p.data_ptr(), p._version) for n, p in probe.named_parameters()}
-    numbers = plain_numbers(probe)
+    before = Holdings.of(probe)
     with torch.random.fork_rng(devices=[]), other_generators(), torch.no_grad():
         state, others = torch.get_rng_state(), generator_states()
         once = probe(x)[0]
@@ -165,9 +179,26 @@ def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
             f"the network {name} changes its input in place, and so the samples themselves; let it compute a new "
             "tensor, such as x = x - 0.5 instead of x -= 0.5, and leave out inplace=True where that comes first."
         )
+    check_holdings(probe, before, name)
+    with torch.random.fork_rng(devices=[]), other_generators(), torch.no_grad():
+        torch.set_rng_state(state)
+        for buffer, values in before.buffers.values():
+            buffer.copy_(values)
+        again = probe(x)[0]
+    if draws_elsewhere or not torch.equal(once.nan_to_num(), again.nan_to_num()):
+        raise ModelError(
+            f"the network {name} gives another output when it is run again: it draws random numbers that are not "
+            "torch's own, or keeps something that is no buffer; draw by torch.rand and the like without a generator, "
+            "and keep what changes in a buffer of floats, changed in place."
+        )
+    return draws
+
+
+def check_holdings(probe: nn.Module, before: Holdings, name: str) -> None:
+    """Refuse a network whose forward pass changed what engines cannot let each client change for itself."""
     for n, buffer in probe.named_buffers():
         own = n.removeprefix(WRAPPED)
-        old, values = before.get(n, (None, buffer))
+        old, values = before.buffers.get(n, (None, buffer))
         if old is not buffer:
             raise ModelError(
                 f"the network {name} assigns its buffer {own!r} anew in forward, and a client's would stay with the "
@@ -179,31 +210,19 @@ def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
                 f"the network {name} changes its buffer {own!r} in forward, which holds whole numbers and is not sent; "
                 "make it a buffer of floats."
             )
-    if changed := [n for n, p in probe.named_parameters() if weights.get(n) != (p.data_ptr(), p._version)]:
+    if changed := [n for n, p in probe.named_parameters() if before.weights.get(n) != (p.data_ptr(), p._version)]:
         own = changed[0].removeprefix(WRAPPED)
         raise ModelError(
             f"the network {name} changes its weight {own!r} in forward, while engines keep all weights in one vector; "
             f"compute a new tensor from it and use that, as by torch.renorm(self.{own}, …), or by "
             "torch.nn.utils.parametrize."
         )
-    if changed := [n for n, value in plain_numbers(probe).items() if numbers.get(n) != value]:
+    if changed := [n for n, value in plain_numbers(probe).items() if before.numbers.get(n) != value]:
         own = changed[0].removeprefix(WRAPPED)
         raise ModelError(
             f"the network {name} changes its number {own!r} in forward, which is neither sent nor stored; "
             "make it a buffer of floats, as by register_buffer, and change it in place."
         )
-    with torch.random.fork_rng(devices=[]), other_generators(), torch.no_grad():
-        torch.set_rng_state(state)
-        for buffer, values in before.values():
-            buffer.copy_(values)
-        again = probe(x)[0]
-    if draws_elsewhere or not torch.equal(once.nan_to_num(), again.nan_to_num()):
-        raise ModelError(
-            f"the network {name} gives another output when it is run again: it draws random numbers that are not "
-            "torch's own, or keeps something that is no buffer; draw by torch.rand and the like without a generator, "
-            "and keep what changes in a buffer of floats, changed in place."
-        )
-    return draws
 
 
 def check_gradient(module: nn.Module, x: Tensor, name: str) -> None:
