@@ -73,22 +73,9 @@ def run_together(
     group = process_group()
     if group.size > 1 and len(configs) > 1:
         return [run_together([c], out, fresh=fresh, watch=watch, save_every=save_every)[0] for c in configs]
+    folders = [run_folder(config, out) for config in configs]
     with ExitStack() as stack:
-        folders = [run_folder(config, out) for config in configs]
-        for config, folder in zip(configs, folders, strict=True):
-            if folder and group.is_leader:
-                stack.enter_context(lock_folder(folder))
-                if fresh:
-                    clear_run(folder)
-                check_same_config(folder, config)
-                if not fresh:
-                    begin_at_end(folder, config)
-        stored = enumerate(zip(configs, folders, strict=True)) if group.is_leader else ()
-        finished = group.broadcast([n for n, (c, folder) in stored if is_finished(folder, c.evaluation)])
-        for n in finished if group.is_leader else ():
-            check_finished_data(Path(folders[n] or ""), configs[n])
-        read_back = read_finished if group.is_leader else load
-        runs = {n: read_back(folder) for n, folder in enumerate(folders) if folder and n in finished}
+        runs = open_folders(configs, folders, fresh, group, stack)
         if len(runs) < len(configs):
             stack.enter_context(torch_lock)
             stack.enter_context(torch_state(configs[0], group))
@@ -96,18 +83,43 @@ def run_together(
             stack.enter_context(explain_out_of_memory())
             stopping = stack.enter_context(stop_requests(patient=group.size > 1 or is_worker()))
             build_cache, active = BuildCache(), list[ActiveRun]()
-            for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
-                if n not in runs:
-                    before = generator_states()
-                    built = build(config, build_cache, group, previous_engine(folder))
-                    if sentence := draws_sentence(before, generator_states(), "before the first round"):
-                        built.facts["draws"] = sentence
-                    active.append(ActiveRun(built, folder, watch if group.is_leader else None, save_every, group))
-                    runs[n] = active[-1].run
+            for n in [n for n in range(len(configs)) if n not in runs]:
+                built = build_watched(configs[n], folders[n], build_cache, group)
+                active.append(ActiveRun(built, folders[n], watch if group.is_leader else None, save_every, group))
+                runs[n] = active[-1].run
             for run in active:
                 run.run.facts["together"] = len(active)  # a round's time is divided equally among them
             round_loop(active, lambda: stopping() or (len(active) == 1 and hand_over(active[0])), group)
     return [runs[n] for n in range(len(configs))]
+
+
+def open_folders(
+    configs: Sequence[Config], folders: Sequence[Path | None], fresh: bool, group: ProcessGroup, stack: ExitStack
+) -> dict[int, Run]:
+    """Lock the runs' folders until the stack ends, and prepare them; the finished runs, by number, are read back."""
+    for config, folder in zip(configs, folders, strict=True):
+        if folder and group.is_leader:
+            stack.enter_context(lock_folder(folder))
+            if fresh:
+                clear_run(folder)
+            check_same_config(folder, config)
+            if not fresh:
+                begin_at_end(folder, config)
+    stored = enumerate(zip(configs, folders, strict=True)) if group.is_leader else ()
+    finished = group.broadcast([n for n, (c, folder) in stored if is_finished(folder, c.evaluation)])
+    for n in finished if group.is_leader else ():
+        check_finished_data(Path(folders[n] or ""), configs[n])
+    read_back = read_finished if group.is_leader else load
+    return {n: read_back(folder) for n, folder in enumerate(folders) if folder and n in finished}
+
+
+def build_watched(config: Config, folder: Path | None, build_cache: BuildCache, group: ProcessGroup) -> BuiltRun:
+    """Build a run; if that draws from global generators, which no seed of the run sets, its facts say so."""
+    before = generator_states()
+    built = build(config, build_cache, group, previous_engine(folder))
+    if sentence := draws_sentence(before, generator_states(), "before the first round"):
+        built.facts["draws"] = sentence
+    return built
 
 
 # one run --------------------------------------------------------------------------------------------------------
