@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
@@ -816,6 +817,13 @@ def test_runs_that_stop_at_the_target_count_for_its_rounds_alone(
     for file in (best, higher):  # these need more of that run
         assert [p.method for p in prepare_reproduction(str(file), results=folders["stopped"]).missing] == ["FedAvg"]
     assert set(cells(best, folders["stopped"])) == {"slow"}
+    assert main(["reproduce", str(count), "--stop-at-target", "--all-rounds", *words]) == 2
+    assert "--stop-at-target and --all-rounds do not go together" in capsys.readouterr().err
+    shutil.copytree(folders["stopped"], tmp_path / "copy")
+    rest = ["--out", str(tmp_path / "anew"), "--results", str(tmp_path / "copy")]
+    assert main(["reproduce", str(count), "--all-rounds", *rest]) == 0
+    assert cells(best, str(tmp_path / "copy")) == cells(best, folders["whole"])
+    assert cells(count, str(tmp_path / "copy")) == counted
     reproduce(str(best), out=tmp_path / "runs", results=folders["stopped"])  # goes on where the run was stopped
     assert cells(best, folders["stopped"]) == cells(best, folders["whole"])
     assert cells(count, folders["stopped"]) == counted

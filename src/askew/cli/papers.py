@@ -95,6 +95,9 @@ StopAtTarget = Annotated[
     bool,
     typer.Option("--stop-at-target", help="End each run at the accuracy up to which the experiment counts rounds."),
 ]
+AllRounds = Annotated[
+    bool, typer.Option("--all-rounds", help="Train runs that were stopped at that accuracy to their last round.")
+]
 Workers = Annotated[
     int, typer.Option(metavar="N", help="Processes that share the work of each run; 0: as many as pay.")
 ]
@@ -118,6 +121,7 @@ def reproduce(
     processes: Processes = 1,
     stop: StopAfter = None,
     stop_at_target: StopAtTarget = False,
+    all_rounds: AllRounds = False,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,12 +132,12 @@ def reproduce(
     check_options(processes, workers, sorted_file, queue is not None and plan)
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     words = ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
-    words += ["--stop-at-target"] * stop_at_target
+    words += ["--stop-at-target"] * stop_at_target + ["--all-rounds"] * all_rounds
     words += ["--workers", str(workers)] * (workers > 0) + ["--processes", str(processes)] * (processes > 1)
     words += ["--out", str(out), "--results", str(results), *map(str, data_options(folder))]
     if queue is not None:
         beside = {"an ID": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers}
-        refuse_beside_queue(beside | {"--stop-at-target": stop_at_target})
+        refuse_beside_queue(beside | {"--stop-at-target": stop_at_target, "--all-rounds": all_rounds})
         again = terminal.command("reproduce", "--queue", queue, "--scale", scale, *words)
         options = QueueOptions(scale, engine, out, results, processes, parse_time(stop), as_json, again)
         show_queue_plan(queue, options, sorted_file) if plan else run_queue_file(queue, options)
@@ -145,7 +149,7 @@ def reproduce(
     rows = read_results(results)
     runs = metrics_by_run(rows)
     chosen_runs = (id, scale, only or (), seeds)
-    reproduction = prepare_reproduction(*chosen_runs, results, own_engine, alone, runs, stop_at_target)
+    reproduction = prepare_reproduction(*chosen_runs, results, own_engine, alone, runs, stop_at_target, all_rounds)
     if plan:
         show_plan(reproduction, rows, as_json)
         return

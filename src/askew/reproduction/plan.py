@@ -35,6 +35,7 @@ class Reproduction:
     planned: list[PlannedRun] = field(default_factory=list)
     alone: bool = False  # one run at a time, so that rounds can be timed
     stop_at_target: bool = False  # runs end where they reach the accuracy up to which rounds are counted
+    all_rounds: bool = False  # runs that were stopped there go on to their last round
     unfinished: Run | None = None  # the run that was stopped
     lost: Sequence[PlannedRun] = ()  # runs that were given up with the processes that trained them
     need_curve: frozenset[RunKey] = frozenset()  # runs whose curve was pruned and is used after all
@@ -42,7 +43,8 @@ class Reproduction:
     def metrics_of(self, planned: PlannedRun) -> Metrics | None:
         """The stored metrics of a run; None if it was not run, or without a metric that this experiment needs."""
         metrics, target = self.runs.get(planned.key), self.experiment.accuracy_to_reach
-        if metrics and was_stopped(metrics) and (target is None or curve_to(metrics, target) is None):
+        too_short = self.all_rounds or target is None or (metrics and curve_to(metrics, target) is None)
+        if metrics and was_stopped(metrics) and too_short:
             return None
         needed = [self.experiment.metric] * (self.experiment.shows == "coverage") + [TIME_METRIC] * self.alone
         return metrics if metrics and all(metric in metrics for metric in needed) else None
@@ -92,6 +94,7 @@ def prepare_reproduction(
     alone: bool = False,
     runs: dict[RunKey, dict[str, str]] | None = None,
     stop_at_target: bool = False,
+    all_rounds: bool = False,
 ) -> Reproduction:
     """Plan an experiment and look up which of its runs are stored in the folder of results.
 
@@ -105,7 +108,10 @@ def prepare_reproduction(
             f"reproduce: --stop-at-target is for experiments that count the rounds to a given accuracy, and {id} does "
             "not; leave it out."
         )
-    reproduction = Reproduction(experiment, scale, tuple(only), seeds, engine, runs, [], alone, stop_at_target)
+    if stop_at_target and all_rounds:
+        raise ConfigError("reproduce: --stop-at-target and --all-rounds do not go together; give one of them.")
+    chosen = (experiment, scale, tuple(only), seeds, engine, runs)
+    reproduction = Reproduction(*chosen, alone=alone, stop_at_target=stop_at_target, all_rounds=all_rounds)
     reproduction.update_plan()
     return reproduction
 

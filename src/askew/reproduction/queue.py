@@ -10,6 +10,7 @@ A file of a queue has entries like these; all keys but `experiment` may be left 
     dtype = "tf32"
     compile = true
     processes = 2                                   # at most so many processes train it at a time
+    all_rounds = true                               # as --all-rounds
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class QueueEntry(NamedTuple):
     dtype: str | None = None
     compile: bool | None = None
     processes: int | None = None
+    all_rounds: bool | None = None
 
     @property
     def title(self) -> str:
@@ -66,6 +68,7 @@ FORMS: dict[str, tuple[type, str]] = {
     "dtype": (str, "float32, tf32, bf16 or float64"),
     "compile": (bool, "true or false"),
     "processes": (int, "a number of processes, 1 or more"),
+    "all_rounds": (bool, "true or false"),
 }
 
 
@@ -108,9 +111,9 @@ def prepare_queue(
                 dtype=entry.dtype or usual.dtype, compile=usual.compile if entry.compile is None else entry.compile
             )
             own = settings if settings != EngineSettings() else None
-            reproduction = prepare_reproduction(
-                entry.experiment, entry.scale or scale, entry.only, entry.seeds, results, own, runs=runs
-            )
+            chosen = (entry.experiment, entry.scale or scale, entry.only, entry.seeds)
+            whole = bool(entry.all_rounds)
+            reproduction = prepare_reproduction(*chosen, results, own, runs=runs, all_rounds=whole)
         except AskewError as e:
             raise type(e)(f"{path}, entry {n}: {e}") from None
         if reproduction.alone:
