@@ -97,6 +97,6 @@ def test_weights_in_a_box_are_optimal(u: np.ndarray, eps: float) -> None:
 
 @pytest.mark.slow
 @given(unit_vectors(), st.sampled_from([0.02, 0.1, 0.4]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_weights_of_many_vectors_in_a_box_are_optimal(u: np.ndarray, eps: float) -> None:
     check_weights_in_a_box(u, eps)
