@@ -181,6 +181,7 @@ CASES = [
     ),
     setting("algorithm.name=zzz", "unknown algorithm 'zzz'", "known: ", "choose one of them"),
     setting("rouns=3", "unknown setting 'rouns'", "Known: algorithm,", "did you mean 'rounds'?"),
+    setting("local.schedule=constant", "unknown schedule 'constant'", "linear", "for a constant rate leave it out"),
     setting("local.lrr=0.1", "unknown setting local.lrr", "Known: batch,", "did you mean 'lr'?"),
     setting(
         "algorithm.servr_lr=0.1", "unknown setting algorithm.servr_lr", "Known: server_lr,", "did you mean 'server_lr'?"

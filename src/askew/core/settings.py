@@ -224,7 +224,8 @@ def check_value(value: object, kind: Any, field: dataclasses.Field[Any], owner: 
             raise refuse(allowed_values(field, kind))
         raise refuse(type_in_words(kind) if kind is not str or not meta.get("choices") else allowed_values(field, kind))
     if meta.get("choices") and isinstance(value, str) and value not in meta["choices"]:
-        raise UnknownName(f"{owner}: unknown {field.name} {value!r}; {did_you_mean(value, meta['choices'])}")
+        sentence = f"{owner}: unknown {field.name} {value!r}; {did_you_mean(value, meta['choices'])}"
+        raise UnknownName(f"{sentence.rstrip('.')}; {meta['hint']}" if meta["hint"] else sentence)
     if is_number(value):
         got = float(typing.cast(float, value))
         if not all(COMPARE[name](got, limit) for name, limit in meta.get("limits", {}).items()):

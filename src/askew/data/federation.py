@@ -64,6 +64,7 @@ class LocalSettings(Settings):
         "rate of round t of T: lr·decay^(t−1), lr·(1 − (t−1)/T), lr·(1 + cos(π(t−1)/T))/2, or lr/√(1 + (t−1)/10)",
         default="exponential",
         choices=("exponential", "linear", "cosine", "inverse_sqrt"),
+        hint="for a constant rate leave it out.",
     )
 
     def check(self) -> None:
