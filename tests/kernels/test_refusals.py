@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -191,7 +191,33 @@ class Frozen(FedAvg):
         return grad(theta).index_fill(0, client.parts["frozen"].indices, 0.0)
 
 
-@pytest.mark.parametrize("method", [Derived, Cached, Frozen])
+class Typed(FedAvg):
+    """It asks what type its setting is of."""
+
+    mu: float = setting("strength", default=0.1)
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + (self.mu if isinstance(self.mu, float) else 0.0) * (theta - client.w)
+
+
+class LooksUp(FedAvg):
+    """It looks its setting up in a table."""
+
+    mu: float = setting("strength", default=0.1)
+    strengths: ClassVar[dict[float, float]] = {0.05: 0.5, 0.9: 1.0}
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + self.strengths.get(self.mu, 0.0) * (theta - client.w)
+
+
+class LooksUpOrFails(LooksUp):
+    """It has no value for what is not in the table."""
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + self.strengths[self.mu] * (theta - client.w)
+
+
+@pytest.mark.parametrize("method", [Derived, Cached, Frozen, Typed, LooksUp, LooksUpOrFails])
 def test_runs_side_by_side_keep_what_follows_from_their_settings(method: Any) -> None:
     configs = [
         Config.build(

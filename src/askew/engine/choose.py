@@ -40,7 +40,7 @@ CONVOLUTION_LAYERS = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # which work under vm
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 # attributes that a trial of a user's network, method and criterion gives the network
 DRAWS, FORBIDS_PADDING, NEEDS_NUMBERS = "_askew_draws", "_askew_forbids_padding", "_askew_needs_numbers"
-ONE_BY_ONE = "_askew_one_by_one"
+ONE_BY_ONE, NEEDS_SETTINGS = "_askew_one_by_one", "_askew_needs_settings"
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
 TENSOR_ENGINES = ("slots", "stacked")  # engines in which a client's numbers are tensors
 

@@ -30,6 +30,7 @@ from ..engine.choose import (
     DRAWS,
     FORBIDS_PADDING,
     NEEDS_NUMBERS,
+    NEEDS_SETTINGS,
     ONE_BY_ONE,
     EngineChoice,
     choose,
@@ -238,7 +239,8 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     module = check_module(module, fed, calls, config.local.batch)
     traits = method_traits(config.algorithm, module, fed, config.local)
     shown = {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws}
-    shown |= {NEEDS_NUMBERS: traits.needs_numbers, ONE_BY_ONE: traits.one_by_one}
+    shown |= {NEEDS_NUMBERS: traits.needs_numbers, NEEDS_SETTINGS: traits.needs_settings}
+    shown |= {ONE_BY_ONE: traits.one_by_one}
     for name, value in shown.items():
         if value:
             setattr(module, name, True)
@@ -322,10 +324,11 @@ def longest_batches(config: Config, fed: Federation) -> dict[str, int]:
 def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) -> Hashable:
     """Runs with one key share an engine: it holds nothing of a run but its network's structure.
 
-    A network of which part is never trained is a run's own, and so is the sequential engine's.
+    A network of which part is never trained is a run's own, and so is the sequential engine's. A method that must not
+    be given its settings as tensors, as where several runs share rows, has an engine of its own.
     """
     trained = all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
-    if name == "sequential" or not trained:
+    if name == "sequential" or not trained or getattr(module, NEEDS_SETTINGS, False):
         return object()
     own = (forbids_padding(module), own_values(module), *longest_batches(config, fed).values())
     return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own

@@ -1,12 +1,14 @@
 """A trial of a user's own method or criterion, before a run: what do engines have to know of it?
 
 Does its loss count samples that pad a batch? Does it draw random numbers? Does it take for numbers what some engines
-hand over as tensors? Does it fail for several clients at once? A loss without a gradient, which some engines would
-train on in silence, and results that still require one are refused. Of what is askew's own nothing is tried.
+hand over as tensors, be it of a client or its own settings? Does it fail for several clients at once? A loss without a
+gradient, which some engines would train on in silence, and results that still require one are refused. Of what is
+askew's own nothing is tried.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,11 +22,13 @@ from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate
 from ..core.hooks import correct_hook, without_gradient
+from ..core.local import Progress
 from ..core.settings import is_askews
 from ..core.space import Space
 from ..core.task import Bound, Functional
 from ..core.types import Batch, Client, State
 from ..data.federation import Federation, LocalSettings
+from ..engine.stacked import float_settings
 from ..errors import AlgorithmError
 from .global_generators import other_generators
 from .network_check import CLOSE, LARGE, TRIED, check_rows, with_copies
@@ -32,6 +36,7 @@ from .network_check import CLOSE, LARGE, TRIED, check_rows, with_copies
 LOCAL_HOOKS = ("begin", "carry", "loss", "direction", "descend", "note", "finish")
 NUMBERS = ("lr", "lr0", "steps", "tau", "size", "round", "coin")  # tensors in `slots` and `stacked`
 OF_EACH = ("w", "buffers", "steps", "tau", "size", "coin")  # what is a row for each client in `vmapped`
+SOME = 0.01  # what is added to states that are zero at first
 
 
 class Refused(Exception):
@@ -44,6 +49,7 @@ class MethodTraits(NamedTuple):
     counts_padding: bool = False  # does its loss, or the criterion, change if samples of weight 0 pad a batch?
     draws: bool = False  # does a step give another result when it is taken again, as with random numbers?
     needs_numbers: bool = False  # does it give another result where its numbers are tensors?
+    needs_settings: bool = False  # does it, where its settings are?
     one_by_one: bool = False  # does it fail, or give another result, for two clients at once?
 
 
@@ -60,7 +66,10 @@ def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: 
             trial.check_losses()
             counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
             draws, needs_numbers = trial.compare_steps()
-            return MethodTraits(counts_padding, draws, needs_numbers, bool(own) and trial.goes_one_by_one())
+            needs_settings = bool(own) and not draws and trial.needs_settings()
+            return MethodTraits(
+                counts_padding, draws, needs_numbers, needs_settings, bool(own) and trial.goes_one_by_one()
+            )
         except Refused as refused:
             raise AlgorithmError(str(refused)) from None
 
@@ -117,7 +126,7 @@ class Trial:
         return False
 
     def compare_steps(self) -> tuple[bool, bool]:
-        """Does a step give another result when it is taken again, and where the client's numbers are tensors?"""
+        """Do steps give another result when they are taken again, and where the client's numbers are tensors?"""
         draws = draws_elsewhere = needs_numbers = False
         before = [dict(vars(phase)) for phase in self.phases]
         for round in (1, 2) if self.space.P <= LARGE else (1,):  # a table by rounds shows itself in the first two
@@ -150,6 +159,20 @@ class Trial:
             )
         return draws, needs_numbers and not draws
 
+    def needs_settings(self) -> bool:
+        """Do steps give another result where settings are tensors? As by isinstance(self.mu, float), or a table in
+        which no tensor is found. One that fails is noticed where it is given tensors.
+        """
+        phases = self.phases
+        try:
+            once = self.steps(2, states=SOME)
+            self.phases = tuple(map(with_tensors, phases))
+            return differ(once, self.steps(2, states=SOME))
+        except Exception:
+            return False
+        finally:
+            self.phases = phases
+
     def goes_one_by_one(self) -> bool:
         """Do hooks fail, or give another result, for two clients at once? As by .item(), or an `if` on a tensor.
 
@@ -167,7 +190,7 @@ class Trial:
             return True
 
     def steps_of_two(self, task: Functional) -> list[Tensor]:
-        """What a step of every phase leaves at the first of two equal clients that take it at once."""
+        """What two steps of every phase leave at the first of two equal clients that take them at once."""
         left, memory = list[Tensor](), self.alg.memory(self.space)
         for phase, client in self.first_clients(1):
             numbers = {n: torch.as_tensor(getattr(client, n), dtype=self.space.dtype) for n in OF_EACH}
@@ -177,11 +200,11 @@ class Trial:
             left += [rows[0] for rows in vmap(partial(step_of_one, phase, task, client))(*two)]
         return left
 
-    def steps(self, round: int, as_tensors: bool = False) -> list[Tensor]:
-        """What a step of every phase leaves, as the numbers 1 and 0.5 or as tensors of them."""
+    def steps(self, round: int, as_tensors: bool = False, states: float = 0.0) -> list[Tensor]:
+        """What two steps of every phase leave: with numbers, or with tensors of them."""
         left = list[Tensor]()
-        for phase, client in self.first_clients(round, as_tensors):
-            progress = local.step(phase, self.task, client, local.begin(phase, client), self.batch)
+        for phase, client in self.first_clients(round, as_tensors, states):
+            progress = two_steps(phase, self.task, client, self.batch)
             refuse_gradients(phase, ("direction", "descend"), progress.theta, progress.carry["momentum"])
             refuse_gradients(phase, ("note",), *progress.carry.values())
             result = local.finish(phase, client, progress)
@@ -189,16 +212,19 @@ class Trial:
             left += [result.theta, *result.up.values(), *result.state.values()]
         return left
 
-    def first_clients(self, round: int, as_tensors: bool = False) -> Iterator[tuple[Algorithm, Client]]:
-        """What a client knows before the first step of a round, phase by phase."""
+    def first_clients(
+        self, round: int, as_tensors: bool = False, states: float = 0.0
+    ) -> Iterator[tuple[Algorithm, Client]]:
+        """What a client knows before the first step of a round, phase by phase; `states` is added to all states."""
         alg, space, fed, settings = self.alg, self.space, self.fed, self.settings
-        state, parts, declared = alg.client_state(space), alg.parts(space), alg.server_state(space) | alg.memory(space)
+        state, declared = add_to(alg.client_state(space), states), alg.server_state(space) | alg.memory(space)
+        parts = alg.parts(space)
         carry = {"labels": fed.label_counts(fed.eligible[:1].tolist())[0].cpu()} if "labels" in alg.needs else {}
         rates = (settings.lr, settings.lr, settings.momentum, settings.weight_decay, settings.clip_limit)
         for phase in self.phases:
             sent = {
                 n: v.to(space.dtype) if v.is_floating_point() else v
-                for n, v in declared.items()
+                for n, v in add_to(declared, states).items()
                 if n in phase.broadcast
             }
             client = Client(space.start, space.buffers, sent, state, carry, parts, *rates, 1.0, 1.0, 1.0, round, 0.5)
@@ -213,6 +239,25 @@ class Trial:
             state, carry = result.state, result.carry
 
 
+def with_tensors(phase: Algorithm) -> Algorithm:
+    """The method with its float settings as tensors, as the rows of several runs have them."""
+    other = copy.copy(phase)
+    for name in float_settings(phase):
+        object.__setattr__(other, name, torch.tensor(getattr(phase, name), dtype=torch.float64))
+    return other
+
+
+def add_to(states: State, number: float) -> State:
+    """States with a number added to all their numbers: at their beginning most are zero, which hides what uses them."""
+    return {n: v + number if number and v.is_floating_point() else v for n, v in states.items()}
+
+
+def two_steps(phase: Algorithm, task: Bound | Functional, client: Client, batch: Batch) -> Progress:
+    """What two local steps leave: in the second one theta is no longer w, and what the first one noted is there."""
+    once = local.step(phase, task, client, local.begin(phase, client), batch)
+    return local.step(phase, task, client, once, batch)
+
+
 def step_of_one(
     phase: Algorithm,
     task: Functional,
@@ -223,10 +268,10 @@ def step_of_one(
     carry: State,
     *xy: Tensor,
 ) -> list[Tensor]:
-    """What a step leaves at a client with these entries: under vmap, at one of several."""
+    """What two steps leave at a client with these entries: under vmap, at one of several."""
     own: dict[str, Any] = {"server": client.server | stored, "state": state, "carry": carry, **numbers}
     client = client._replace(**own)
-    result = local.finish(phase, client, local.step(phase, task, client, local.begin(phase, client), Batch(*xy)))
+    result = local.finish(phase, client, two_steps(phase, task, client, Batch(*xy)))
     return [result.theta, *result.up.values(), *result.state.values()]
 
 
