@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import askew
-from askew.algorithms import FedAvg, FedProx
+from askew.algorithms import FedAvg, FedProx, Scaffold
 from askew.core.task import WithFeatures
 from askew.errors import AlgorithmError, ConfigError, EngineError, ModelError, Remark
 from askew.experiment.api import own_model
@@ -574,12 +574,29 @@ class ByRound(FedAvg):
         return factor * grad(theta)  # type: ignore[no-any-return]
 
 
-def test_a_hook_that_needs_a_number_is_refused_where_it_would_get_a_tensor() -> None:
-    plain = train(Net(), algorithm=ByRound())
-    assert gap(plain, train(Net(), "vmapped", ByRound())) < 1e-12
+class PullsByRate(FedAvg):
+    """Asks whether the rate is a number, for what is zero in the first step."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        pull = 0.1 if isinstance(client.lr, float) else 0.0
+        return grad(theta) + pull * (theta - client.w)  # type: ignore[no-any-return]
+
+
+class DriftsByRate(Scaffold):
+    """Does so for a state, which is zero in the first round."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        more = 0.5 if isinstance(client.lr, float) else 0.0
+        return super().direction(theta, grad, client) + more * client.state["c"]
+
+
+@pytest.mark.parametrize("method", [ByRound, PullsByRate, DriftsByRate])
+def test_a_hook_that_needs_a_number_is_refused_where_it_would_get_a_tensor(method: Any) -> None:
+    plain = train(Net(), algorithm=method())
+    assert gap(plain, train(Net(), "vmapped", method())) < 1e-12
     for engine in ("slots", "stacked"):
         with pytest.raises(EngineError, match="as tensors, with which a hook of this method fails or gives another"):
-            train(Net(), engine, ByRound())
+            train(Net(), engine, method())
 
 
 class TakesANumber(FedAvg):

@@ -140,10 +140,7 @@ class Trial:
             except Exception:  # it is shown when the run calls it
                 break
             draws |= differ(once, again)
-            try:
-                needs_numbers |= differ(once, self.steps(round, as_tensors=True))
-            except Exception:
-                needs_numbers = True
+            needs_numbers |= self.needs_numbers(round, 0.0) or self.needs_numbers(round, SOME)
         for phase, old in zip(self.phases, before, strict=True):
             if changed := [name for name, value in vars(phase).items() if old.get(name, value) is not value]:
                 raise AlgorithmError(
@@ -158,6 +155,17 @@ class Trial:
                 "generator, and keep what changes in client_state, server_state or the carry."
             )
         return draws, needs_numbers and not draws
+
+    def needs_numbers(self, round: int, states: float) -> bool:
+        """Do steps fail, or give another result, where the client's numbers are tensors?"""
+        try:
+            once = self.steps(round, states=states)
+        except Exception:  # a state may be what nothing can be added to
+            return False
+        try:
+            return differ(once, self.steps(round, as_tensors=True, states=states))
+        except Exception:
+            return True
 
     def needs_settings(self) -> bool:
         """Do steps give another result where settings are tensors? As by isinstance(self.mu, float), or a table in
