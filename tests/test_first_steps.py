@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import askew
 from askew.cli.main import main
 from askew.errors import ConfigError
 from askew.experiment import workers
+from askew.experiment.config import Config
+from askew.experiment.plugins import plugin_module
 
 
 def test_a_plugin_without_a_word_registers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,3 +65,45 @@ def test_another_tune_keeps_the_plan_of_the_first(tmp_path: Path, capsys: pytest
     assert kept.read_text() == plan
     assert main(first) == 0
     assert (tmp_path / "tune.json").read_text() == plan
+
+
+def test_a_plugin_that_registers_what_it_imports_alone_is_told_what_to_do(
+    own_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = own_files / "plugin.py"
+    plugin.write_text("import askew\nfrom own_base import Base\naskew.register('own')(Base)\n")
+    assert main(["run", "--plugin", str(plugin), "--out", str(own_files)]) == 2
+    assert "registers Base of own_base, whose text" in capsys.readouterr().err
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder from which a plugin imports a file, which imports another one; they are forgotten afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_rates.py").write_text("def factor():\n    return 0.5\n")
+    (tmp_path / "own_base.py").write_text(
+        "import own_rates\nfrom askew.algorithms import FedAvg\nclass Base(FedAvg):\n"
+        "    def direction(self, theta, grad, client):\n        return own_rates.factor() * grad(theta)\n"
+    )
+    (tmp_path / "own_plots.py").write_text("colour = 'red'\n")
+    yield tmp_path
+    for name in ("own_rates", "own_base", "own_plots"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("file", "is_another"), [("own_base", True), ("own_rates", True), ("own_plots", False)])
+def test_a_run_is_another_one_if_a_file_that_its_plugin_imports_was_edited(
+    own_files: Path, file: str, is_another: bool
+) -> None:
+    plugin = own_files / "plugin.py"
+    plugin.write_text("import askew\nfrom own_base import Base\n@askew.register('own')\nclass Own(Base): pass\n")
+
+    def digest() -> str:
+        for name in ("own_rates", "own_base", plugin_module(str(plugin))):
+            sys.modules.pop(name, None)  # as in a new process
+        return Config.build({"plugins": [str(plugin)], "algorithm": {"name": "own"}}).digest()
+
+    before = digest()
+    path = own_files / f"{file}.py"
+    path.write_text(path.read_text() + "\n# edited\n")
+    assert (digest() != before) is is_another

@@ -8,7 +8,7 @@ import inspect
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,14 +24,17 @@ from ..errors import ConfigError, StoreError, StoreWarning
 from ..models import Network, networks
 from ..participation import Participation, participations
 from .code_text import class_text, text_with_values
+from .code_text import source_text as module_text
 from .file_hash import file_hash
 from .hook_fault import returned_fault
 from .store import read_json
+from .value_text import is_library_module
 
 C = TypeVar("C", bound=type)
 
 PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
-TEXT, SOURCE = "__askew_text__", "__askew_source__"  # of a plugin's module: its file's content when it was loaded
+# of a plugin's module: its file's content when it was loaded, and the text with those of the user's files it imports
+TEXT, SOURCE = "__askew_text__", "__askew_source__"
 PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
 LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
 # by base class: where `register` adds a class
@@ -99,10 +102,24 @@ def load_plugin(path: str) -> None:
             for member in [key for key in registry if registry.members[key].__module__ == other]:
                 del registry.members[member]
     LOADED[file.resolve()] = name
+    before = {id(cls) for registry in REGISTRIES.values() for cls in registry.members.values()}
     module = import_plugin(path, name)
     if not registers(name):
-        raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
-    module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
+        new = [c for registry in REGISTRIES.values() for c in registry.members.values() if id(c) not in before]
+        raise no_class_of_its_own(path, new)
+    source = "\n".join([inspect.getsource(module), *imported_texts(module)])
+    module.__dict__[TEXT], module.__dict__[SOURCE] = text, source
+
+
+def no_class_of_its_own(path: str, others: Sequence[type]) -> ConfigError:
+    """The sentence for a plugin that registers nothing, or only classes that it imports."""
+    if not others:
+        return ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+    name, module = others[0].__name__, others[0].__module__
+    return ConfigError(
+        f"the plugin {path!r} registers {name} of {module}, whose text a run folder would not keep; derive a class in "
+        f'the plugin, @askew.register("name") above class Own({name}): pass, and register no other.'
+    )
 
 
 def replaces(new: Path, old: Path) -> bool:
@@ -149,6 +166,20 @@ def source_text(cls: type) -> str:
         return text_with_values(cls, inspect.getsource(module)) if module else class_text(cls)
     except (OSError, TypeError):
         return class_text(cls)  # of a notebook's, which has no file
+
+
+def imported_texts(module: ModuleType) -> list[str]:
+    """The texts of a user's own files that a module imports, and of those that these import, each once."""
+    found, waiting = {module.__name__: ""}, [module]
+    while waiting:
+        for value in list(vars(waiting.pop()).values()):
+            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            other = sys.modules.get(name) if isinstance(name, str) else None
+            if other is None or other.__name__ in found or is_library_module(other):
+                continue
+            found[other.__name__] = module_text(other)
+            waiting.append(other)
+    return [text for text in found.values() if text]
 
 
 def check_kept_plugins(folder: Path) -> None:

@@ -46,10 +46,16 @@ def is_plain(value: object) -> bool:
 
 def is_library(thing: object) -> bool:
     """Is a function or class of an installed package, and not of a user's own files?"""
-    module = str(getattr(thing, "__module__", None) or "builtins")
-    if module.partition(".")[0] in LIBRARIES:
+    name = str(getattr(thing, "__module__", None) or "builtins")
+    return is_library_module(sys.modules.get(name, name))
+
+
+def is_library_module(module: ModuleType | str) -> bool:
+    """Is a module of an installed package? A name stands for one that is not loaded."""
+    name = module if isinstance(module, str) else module.__name__
+    if name.partition(".")[0] in LIBRARIES:
         return True
-    return "site-packages" in str(getattr(sys.modules.get(module), "__file__", ""))
+    return "site-packages" in str(getattr(module, "__file__", None) or "")
 
 
 def qualified_name(thing: object) -> str:
