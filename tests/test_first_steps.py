@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +108,16 @@ def test_a_run_is_another_one_if_a_file_that_its_plugin_imports_was_edited(
     path = own_files / f"{file}.py"
     path.write_text(path.read_text() + "\n# edited\n")
     assert (digest() != before) is is_another
+
+
+def test_a_class_from_python_is_known_by_its_files_as_they_were_when_it_was_met(own_files: Path) -> None:
+    def config() -> Config:
+        for name in ("own_rates", "own_base"):
+            sys.modules.pop(name, None)  # as in a new process
+        return Config.build({"algorithm": importlib.import_module("own_base").Base()})
+
+    first = config()
+    before, path = first.digest(), own_files / "own_rates.py"
+    path.write_text(path.read_text().replace("0.5", "0.25"))
+    assert first.digest() == before  # the code that trains is the old one
+    assert config().digest() != before

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
@@ -36,6 +37,8 @@ PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
 # of a plugin's module: its file's content when it was loaded, and the text with those of the user's files it imports
 TEXT, SOURCE = "__askew_text__", "__askew_source__"
 PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
+# by class: the text of its file and of those that this imports; empty without a file
+FILE_TEXTS: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
 # by base class: where `register` adds a class
 REGISTRIES: dict[type[Settings], Registry[Any]] = {
@@ -156,16 +159,18 @@ def import_plugin(path: str, name: str) -> ModuleType:
 
 
 def source_text(cls: type) -> str:
-    """The text of the module that a class is from, of a plugin as it was when it was loaded; and what it does not say
-    of the class, such as the values in a closure.
+    """The text of the file that a class is from, with those of the user's files that it imports, as they were when it
+    was loaded or first met; and what they do not say of the class, such as the values in a closure.
     """
     module = sys.modules.get(cls.__module__)
     if module is not None and SOURCE in module.__dict__:
         return str(module.__dict__[SOURCE])
-    try:
-        return text_with_values(cls, inspect.getsource(module)) if module else class_text(cls)
-    except (OSError, TypeError):
-        return class_text(cls)  # of a notebook's, which has no file
+    if cls not in FILE_TEXTS:  # which the user may edit while the class is trained
+        try:
+            FILE_TEXTS[cls] = "\n".join([inspect.getsource(module), *imported_texts(module)]) if module else ""
+        except (OSError, TypeError):  # a notebook's class, which has no file
+            FILE_TEXTS[cls] = ""
+    return text_with_values(cls, FILE_TEXTS[cls]) if FILE_TEXTS[cls] else class_text(cls)
 
 
 def imported_texts(module: ModuleType) -> list[str]:
