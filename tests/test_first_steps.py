@@ -81,18 +81,28 @@ def test_a_plugin_that_registers_what_it_imports_alone_is_told_what_to_do(
 def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder from which a plugin imports a file, which imports another one; they are forgotten afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_rates.py").write_text("def factor():\n    return 0.5\n")
+    (tmp_path / "own_rates.py").write_text("from own_package.numbers import HALF\ndef factor():\n    return HALF\n")
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("")
+    (tmp_path / "own_package" / "numbers.py").write_text("from .start import WHOLE\nHALF = WHOLE / 2\n")
+    (tmp_path / "own_package" / "start.py").write_text("WHOLE = 1.0\n")
     (tmp_path / "own_base.py").write_text(
         "import own_rates\nfrom askew.algorithms import FedAvg\nclass Base(FedAvg):\n"
         "    def direction(self, theta, grad, client):\n        return own_rates.factor() * grad(theta)\n"
     )
     (tmp_path / "own_plots.py").write_text("colour = 'red'\n")
     yield tmp_path
-    for name in ("own_rates", "own_base", "own_plots"):
-        sys.modules.pop(name, None)
+    forget_own_files()
 
 
-@pytest.mark.parametrize(("file", "is_another"), [("own_base", True), ("own_rates", True), ("own_plots", False)])
+def forget_own_files() -> None:
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("file", "is_another"), [("own_base", True), ("own_package/start", True), ("own_plots", False)]
+)
 def test_a_run_is_another_one_if_a_file_that_its_plugin_imports_was_edited(
     own_files: Path, file: str, is_another: bool
 ) -> None:
@@ -100,8 +110,8 @@ def test_a_run_is_another_one_if_a_file_that_its_plugin_imports_was_edited(
     plugin.write_text("import askew\nfrom own_base import Base\n@askew.register('own')\nclass Own(Base): pass\n")
 
     def digest() -> str:
-        for name in ("own_rates", "own_base", plugin_module(str(plugin))):
-            sys.modules.pop(name, None)  # as in a new process
+        forget_own_files()  # as in a new process
+        sys.modules.pop(plugin_module(str(plugin)), None)
         return Config.build({"plugins": [str(plugin)], "algorithm": {"name": "own"}}).digest()
 
     before = digest()
@@ -112,12 +122,11 @@ def test_a_run_is_another_one_if_a_file_that_its_plugin_imports_was_edited(
 
 def test_a_class_from_python_is_known_by_its_files_as_they_were_when_it_was_met(own_files: Path) -> None:
     def config() -> Config:
-        for name in ("own_rates", "own_base"):
-            sys.modules.pop(name, None)  # as in a new process
+        forget_own_files()  # as in a new process
         return Config.build({"algorithm": importlib.import_module("own_base").Base()})
 
     first = config()
-    before, path = first.digest(), own_files / "own_rates.py"
-    path.write_text(path.read_text().replace("0.5", "0.25"))
+    before, path = first.digest(), own_files / "own_package" / "start.py"
+    path.write_text("WHOLE = 0.5\n")
     assert first.digest() == before  # the code that trains is the old one
     assert config().digest() != before

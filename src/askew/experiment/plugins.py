@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import inspect
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -177,14 +179,28 @@ def imported_texts(module: ModuleType) -> list[str]:
     """The texts of a user's own files that a module imports, and of those that these import, each once."""
     found, waiting = {module.__name__: ""}, [module]
     while waiting:
-        for value in list(vars(waiting.pop()).values()):
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            other = sys.modules.get(name) if isinstance(name, str) else None
-            if other is None or other.__name__ in found or is_library_module(other):
-                continue
-            found[other.__name__] = module_text(other)
-            waiting.append(other)
+        for name in imported_names(waiting.pop()):
+            other = sys.modules.get(name)
+            if other is not None and name not in found and not is_library_module(other):
+                found[name] = module_text(other)
+                waiting.append(other)
     return [text for text in found.values() if text]
+
+
+def imported_names(module: ModuleType) -> Iterator[str]:
+    """What a module's text imports, whether or not it is a module, and the packages that it is in."""
+    names = list[str]()
+    with suppress(SyntaxError, ImportError):  # the text was edited since it was imported; a package is left
+        for node in ast.walk(ast.parse(module_text(module))):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = "." * node.level + (node.module or "")
+                base = importlib.util.resolve_name(base, module.__package__ or "") if node.level else base
+                names += [f"{base}.{alias.name}" for alias in node.names]
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[: n + 1]) for n in range(len(parts)))
 
 
 def check_kept_plugins(folder: Path) -> None:
