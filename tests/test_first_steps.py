@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import askew
 from askew.cli.main import main
 from askew.errors import ConfigError
 from askew.experiment import workers
+from askew.experiment.api import OwnNetwork
 from askew.experiment.config import Config
 from askew.experiment.plugins import plugin_module
 
@@ -130,3 +132,24 @@ def test_a_class_from_python_is_known_by_its_files_as_they_were_when_it_was_met(
     path.write_text("WHOLE = 0.5\n")
     assert first.digest() == before  # the code that trains is the old one
     assert config().digest() != before
+
+
+def test_a_network_is_another_one_if_what_it_uses_of_another_file_was_edited(own_files: Path) -> None:
+    (own_files / "own_net.py").write_text(
+        "import own_rates, own_package.numbers\nfrom torch import nn\nclass Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return own_rates.factor() * own_package.numbers.HALF * super().forward(x.flatten(1))\n"
+    )
+
+    def mark() -> str:
+        forget_own_files()  # as in a new process
+        torch.manual_seed(0)
+        return OwnNetwork.of(importlib.import_module("own_net").Net(64, 10)).fingerprint
+
+    marks = [mark()]
+    (own_files / "own_rates.py").write_text("def factor():\n    return 0.25\n")
+    marks.append(mark())
+    (own_files / "own_package" / "numbers.py").write_text("HALF, UNUSED = 0.125, 1\n")
+    marks.append(mark())
+    (own_files / "own_package" / "numbers.py").write_text("HALF, UNUSED = 0.125, 2\n")
+    assert len({*marks}) == 3 and mark() == marks[-1]

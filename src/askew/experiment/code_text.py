@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..core.method_checks import code_names
-from .value_text import Undescribed, ValueTexts, is_library, is_plain, qualified_name
+from .value_text import Undescribed, ValueTexts, is_library, is_library_module, is_plain, qualified_name
 
 # by function: values in its closure that may change, as they were when they were first met. What a hook collects in a
 # list does not make it another hook.
@@ -118,8 +118,7 @@ def used_texts(thing: type | FunctionType, values: ValueTexts) -> list[str]:
     texts, seen, waiting = list[str](), {id(thing)}, [thing]
     while waiting:
         for function in functions_of(waiting.pop()):
-            for name in sorted(set(code_names(function.__code__)) & function.__globals__.keys()):
-                value = function.__globals__[name]
+            for name, value in used_globals(function):
                 if id(value) in seen or name.startswith("__"):
                     continue
                 if isinstance(value, (type, FunctionType)) and value.__module__ == thing.__module__:
@@ -130,6 +129,20 @@ def used_texts(thing: type | FunctionType, values: ValueTexts) -> list[str]:
                 else:
                     texts += used_value(function, name, value, values)
     return texts
+
+
+def used_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """What code uses by names of its module, and of a user's own modules among these what it uses by their names."""
+    names, seen = set(code_names(function.__code__)), set[int]()
+    waiting = [("", function.__globals__)]
+    while waiting:
+        prefix, space = waiting.pop()
+        for name in sorted(names & space.keys()):
+            value = space[name]
+            yield f"{prefix}{name}", value
+            if isinstance(value, ModuleType) and not is_library_module(value) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.append((f"{prefix}{name}.", vars(value)))
 
 
 def used_value(function: FunctionType, name: str, value: object, values: ValueTexts) -> list[str]:
