@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from askew.experiment import workers
 from askew.experiment.api import OwnNetwork
 from askew.experiment.config import Config
 from askew.experiment.plugins import plugin_module
+from askew.experiment.value_text import is_library_module
 
 
 def test_a_plugin_without_a_word_registers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +134,14 @@ def test_a_class_from_python_is_known_by_its_files_as_they_were_when_it_was_met(
     path.write_text("WHOLE = 0.5\n")
     assert first.digest() == before  # the code that trains is the old one
     assert config().digest() != before
+
+
+@pytest.mark.parametrize("folder", ["/usr/lib/python3/dist-packages", "/home/me/.venv/lib/python3.12/site-packages"])
+def test_installed_packages_are_no_files_of_ones_own(folder: str) -> None:
+    module = ModuleType("some_library")
+    assert not is_library_module(module)
+    module.__file__ = f"{folder}/some_library/__init__.py"
+    assert is_library_module(module)
 
 
 def test_a_network_is_another_one_if_what_it_uses_of_another_file_was_edited(own_files: Path) -> None:

@@ -55,7 +55,8 @@ def is_library_module(module: ModuleType | str) -> bool:
     name = module if isinstance(module, str) else module.__name__
     if name.partition(".")[0] in LIBRARIES:
         return True
-    return "site-packages" in str(getattr(module, "__file__", None) or "")
+    file = str(getattr(module, "__file__", None) or "")
+    return any(folder in file for folder in ("site-packages", "dist-packages"))  # the second is Debian's
 
 
 def qualified_name(thing: object) -> str:
