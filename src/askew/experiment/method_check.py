@@ -140,7 +140,7 @@ class Trial:
             except Exception:  # it is shown when the run calls it
                 break
             draws |= differ(once, again)
-            needs_numbers |= self.needs_numbers(round, 0.0) or self.needs_numbers(round, SOME)
+            needs_numbers |= self.needs_numbers(round)
         for phase, old in zip(self.phases, before, strict=True):
             if changed := [name for name, value in vars(phase).items() if old.get(name, value) is not value]:
                 raise AlgorithmError(
@@ -156,16 +156,18 @@ class Trial:
             )
         return draws, needs_numbers and not draws
 
-    def needs_numbers(self, round: int, states: float) -> bool:
+    def needs_numbers(self, round: int) -> bool:
         """Do steps fail, or give another result, where the client's numbers are tensors?"""
-        try:
-            once = self.steps(round, states=states)
-        except Exception:  # a state may be what nothing can be added to
-            return False
-        try:
-            return differ(once, self.steps(round, as_tensors=True, states=states))
-        except Exception:
-            return True
+        for states in (SOME, 0.0):
+            try:
+                once = self.steps(round, states=states)
+            except Exception:  # a state may be what nothing can be added to
+                continue
+            try:
+                return differ(once, self.steps(round, as_tensors=True, states=states))
+            except Exception:
+                return True
+        return False
 
     def needs_settings(self) -> bool:
         """Do steps give another result where settings are tensors? As by isinstance(self.mu, float), or a table in
