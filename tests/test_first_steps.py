@@ -14,7 +14,7 @@ import torch
 import askew
 from askew.cli.main import main
 from askew.errors import ConfigError
-from askew.experiment import workers
+from askew.experiment import cores
 from askew.experiment.api import OwnNetwork
 from askew.experiment.config import Config
 from askew.experiment.plugins import plugin_module
@@ -35,8 +35,8 @@ def test_a_key_that_is_swept_twice_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_a_bench_with_more_processes_than_cores_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(workers.MANY, raising=False)
-    monkeypatch.setattr(workers, "own_cores", lambda: 2)
+    monkeypatch.delenv(cores.MANY, raising=False)
+    monkeypatch.setattr(cores, "own_cores", lambda: 2)
     assert main(["bench", "--workers", "100"]) == 2 and "can stop the machine" in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ from askew.engine import process_group
 from askew.engine.answers import MODEL_NOT_FINITE, NOT_FINITE
 from askew.errors import AskewError, ConfigError, EngineError
 from askew.experiment import build as build_module
-from askew.experiment import launch, process_state, workers
+from askew.experiment import cores, launch, process_state
 from askew.experiment.config import Config
 from askew.experiment.divergence import divergence_sentence
 from askew.experiment.launch import run_all, run_config
@@ -390,14 +390,14 @@ def test_worker_processes_refuse_who_does_not_know_their_secret(monkeypatch: pyt
 
 
 def test_more_processes_than_cores_are_refused_unless_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "own_cores", lambda: 2)
-    monkeypatch.delenv(workers.MANY, raising=False)
+    monkeypatch.setattr(cores, "own_cores", lambda: 2)
+    monkeypatch.delenv(cores.MANY, raising=False)
     monkeypatch.setattr(launch, "WorkerGroup", lambda *args: pytest.fail("processes are started"))
     with pytest.raises(ConfigError, match=r"workers\) = 128 is more than the 2 cores here, .*MANY_PROCESSES=1"):
         next(run_all([configured(engine={"workers": 128})]))
-    workers.check_cores(2, "engine.workers")
-    monkeypatch.setenv(workers.MANY, "1")
-    workers.check_cores(128, "engine.workers")
+    cores.check_cores(2, "engine.workers")
+    monkeypatch.setenv(cores.MANY, "1")
+    cores.check_cores(128, "engine.workers")
 
 
 # memory and time ------------------------------------------------------------------------------------------------------

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import typer
 
 import askew
-from askew.cli.main import COMMANDS, app, load_command, main
+from askew.cli.main import COMMANDS, app, early_processes, load_command, main
+from askew.experiment import cores
 from askew.experiment.catalogue import KINDS, Costs
+from process_tree import process_tree
 
 LOADED = "print('loaded:', *sorted({'torch', 'numpy', 'matplotlib', 'sklearn', 'scipy'} & sys.modules.keys()))"
 
@@ -41,6 +45,46 @@ def test_commands_that_read_load_no_torch(tmp_path: Path) -> None:
     codes = [2 if each == ["show", "nothing"] else 0 for each in words]
     code = f"from askew.cli.main import main\nassert [main(each) for each in {words!r}] == {codes}"
     assert loaded_by(code, tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("--over seed=0,1 --processes 2", 2),
+        ("--processes=2", 2),
+        ("--processes 3", 0),  # more than there are cores
+        ("--processes 1", 0),
+        ("--processes two", 0),
+        ("--processes", 0),
+        ("feddpc/table2 --processes 2 --plan", 0),
+        ("--processes 2 --help", 0),
+        ("--over seed=0,1", 0),
+    ],
+)
+def test_processes_are_started_while_their_command_is_loaded(
+    line: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "own_cores", lambda: 2)
+    monkeypatch.delenv(cores.MANY)
+    assert early_processes(line.split()) == 0  # torch is loaded already, and nothing is gained
+    monkeypatch.delitem(sys.modules, "torch")
+    assert early_processes(line.split()) == count
+
+
+def test_processes_that_a_refused_command_has_started_end_with_it() -> None:
+    """The misuse is said once the command is loaded; nothing is left and nothing else is printed."""
+    code = "from askew.cli.main import main\nimport sys\nsys.exit(main(['sweep', '--processes', '2', '--no-such']))"
+    code += "\n"
+    environment = os.environ | {"PYTHONPATH": str(Path(askew.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        started = set[int]()
+        while process.poll() is None:
+            started |= {*process_tree(process.pid)[1:]}
+            time.sleep(0.05)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 2 and said.count("\n") == 1 and "--no-such" in said
+    assert len(started) == 2 and not any(Path(f"/proc/{child}").exists() for child in started)
 
 
 # Presses Ctrl-C when a module is first looked for, and says whether the module with the command was still loaded.

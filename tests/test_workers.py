@@ -26,7 +26,7 @@ from askew.cli.main import main
 from askew.core.records import Record
 from askew.engine.process_group import ProcessGroup
 from askew.errors import ConfigError, EngineError
-from askew.experiment import checkpoint, launch
+from askew.experiment import checkpoint, launch, worker_process
 from askew.experiment.api import OwnData
 from askew.experiment.config import CHOICES, Config, stored_tables
 from askew.experiment.folder_lock import lock_folder
@@ -69,6 +69,7 @@ BASE: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [6], "norm": "batch"},
     "local": {"epochs": 1, "batch": 32, "lr": 0.1},
 }
+BUSY_SECONDS = 120.0  # for what takes a second on an idle machine
 TAKE_OVER: dict[str, Any] = {"free_cores": lambda: 2, "LEAST_ROUND_SECONDS": 0.0, "LEAST_SAVED_SECONDS": 0.0}
 
 
@@ -80,19 +81,18 @@ def records(run: askew.Run) -> list[Record]:
     return [{k: v for k, v in r.items() if k != "seconds"} for r in run.rounds]
 
 
-def workers_alive() -> dict[int, int]:
-    """The ids of the worker processes that this one started, by rank."""
-    found: dict[int, int] = {}
+def workers_alive() -> list[int]:
+    """The ids of the worker processes that this one started and that run, in the order of their ranks."""
+    found = list[tuple[int, int]]()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            environment = (process / "environ").read_text().split("\0")
+            fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
+            is_worker = b"run_worker" in (process / "cmdline").read_bytes()
         except OSError:
             continue
-        variables = dict(line.split("=", 1) for line in environment if "=" in line)
-        if parent == os.getpid() and "RANK" in variables:
-            found[int(variables["RANK"])] = int(process.name)
-    return found
+        if int(fields[1]) == os.getpid() and is_worker:  # the parent; field 19 is when it was started
+            found.append((int(fields[19]), int(process.name)))
+    return [process for _, process in sorted(found)]
 
 
 def wait_for_a_round(out: Path, alive: Callable[[], bool] = lambda: True) -> None:
@@ -279,6 +279,33 @@ def test_a_run_that_more_processes_took_over_can_be_stopped(tmp_path: Path, monk
     assert not run.finished and run.facts["state"] == "interrupted" and len(run.rounds) >= 4 and not workers_alive()
 
 
+def report_environment(job: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+    """A worker's job: say who it is and what some environment variables are."""
+    names = ("OMP_NUM_THREADS", "WORLD_SIZE", "ASKEW_NAMED_LATER")
+    send(job | {"process": os.getpid()} | {name: os.environ.get(name) for name in names})
+
+
+def test_a_worker_that_is_started_early_gets_the_job_and_what_changed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that was lost before is not taken; another one that nobody takes ends."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # of this process alone
+    worker_process.start_early(3)
+    unused, taken, lost = (worker.process for worker in worker_process.early)
+    lost.kill()
+    lost.wait()
+    monkeypatch.setenv("ASKEW_NAMED_LATER", "yes")
+    with WorkerGroup(1, report_environment, {"given": 1}) as group:
+        [message] = group.messages(lambda: False)
+    wanted = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "1", "ASKEW_NAMED_LATER": "yes"}
+    assert message == {"given": 1, "process": taken.pid} | wanted
+    [(_, connection)] = worker_process.early
+    connection.close()
+    assert unused.wait(BUSY_SECONDS) == 0
+    worker_process.end_early()
+    assert not worker_process.early
+
+
 @pytest.mark.slow
 def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
     tables = stored_tables(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
@@ -287,7 +314,7 @@ def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
         wait_for_a_round(tmp_path)
         for connection in group.connections:
             connection.close()
-        assert [process.wait(20) for process in group.processes] == [0, 0]
+        assert [worker.process.wait(20) for worker in group.workers] == [0, 0]
     [log] = tmp_path.glob("*/rounds.jsonl")
     with lock_folder(log.parent):
         pass

@@ -20,7 +20,7 @@ import torch
 
 from askew.cli.main import main
 from askew.data import files
-from askew.experiment import workers
+from askew.experiment import cores
 from askew.experiment.config import CHOICES
 from askew.experiment.store import read_json, write_json
 
@@ -114,8 +114,8 @@ def locked(here: Path, patch: pytest.MonkeyPatch) -> IO[str]:
 
 def two_cores(here: Path, patch: pytest.MonkeyPatch) -> None:
     """The machine has two cores, and more processes are refused, as they are outside of tests."""
-    patch.delenv(workers.MANY, raising=False)
-    patch.setattr(workers, "own_cores", lambda: 2)
+    patch.delenv(cores.MANY, raising=False)
+    patch.setattr(cores, "own_cores", lambda: 2)
 
 
 def full_disk(here: Path, patch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from ..core.text import count_text
 from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.config import Config
-from ..experiment.workers import check_cores
+from ..experiment.cores import check_cores
 from ..report import terminal
 from ..report.plain_table import plain_table
 from ..reproduction.cost import short_count

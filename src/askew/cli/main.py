@@ -21,8 +21,10 @@ from typer.core import TyperGroup
 
 from ..core.ranks import rank_and_size
 from ..errors import ConfigError
+from ..experiment.cores import are_too_many
 from ..experiment.plain_warnings import show_plain_warnings
 from ..experiment.process_tuning import quick_imports, tune_process
+from ..experiment.worker_process import start_early
 from ..version import __version__
 from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail, set_interrupt
 
@@ -64,13 +66,28 @@ COMMANDS = {
 }
 
 
+WITH_PROCESSES = ("sweep", "tune", "reproduce")  # the commands with an option --processes
+
+
 class LazyGroup(TyperGroup):
     """Commands of which only the names and first lines are known until one of them runs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The name, the command and the other words of a command line, as click needs them."""
         name, command, rest = super().resolve_command(ctx, args)
+        if name in WITH_PROCESSES:
+            start_early(early_processes(rest))
         return name, load_command(name) if name in COMMANDS else command, rest
+
+
+def early_processes(words: Sequence[str]) -> int:
+    """How many processes a command line asks for that may start before the command is loaded, which takes as long."""
+    if "torch" in sys.modules or not {"--plan", "--help", "-h"}.isdisjoint(words):
+        return 0
+    parts = [part for word in words for part in word.split("=", 1)]
+    given = [value for option, value in pairwise(parts) if option == "--processes"]
+    count = int(given[-1]) if given and given[-1].isdecimal() else 1
+    return 0 if count < 2 or are_too_many(count) else count
 
 
 def load_command(name: str) -> Any:

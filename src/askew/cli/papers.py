@@ -17,10 +17,10 @@ from ..core.text import count_text
 from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
+from ..experiment.cores import check_cores
 from ..experiment.launch import TOGETHER
 from ..experiment.run import OnRound
 from ..experiment.store import Run
-from ..experiment.workers import check_cores
 from ..report import terminal
 from ..reproduction import paper_tables
 from ..reproduction.comparison import TableCell, table_cells

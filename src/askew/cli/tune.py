@@ -15,6 +15,7 @@ from rich.text import Text
 from ..core.records import Record
 from ..core.text import count_text
 from ..errors import ConfigError
+from ..experiment.cores import check_cores
 from ..experiment.process_tuning import quick_imports
 from ..experiment.store import Run
 from ..report import terminal
@@ -109,7 +110,6 @@ def tune(
     with quick_imports():
         from ..experiment.sweep import parse_spans, read_sweep
         from ..experiment.tune import Budget, Tuner, load_plan
-        from ..experiment.workers import check_cores
 
     check_cores(processes, "--processes")
     settings = all_overrides(overrides, rounds=rounds, seed=seed, engine__device=device)

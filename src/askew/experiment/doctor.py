@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ..core.memory import free_memory, gigabytes
 from ..core.text import count_text
 from ..version import __version__
+from .cores import own_cores
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # missing: not needed for simulations
 PURPOSES = {  # of the optional libraries, by the extra that installs them
@@ -119,8 +120,6 @@ def numbers(text: str) -> tuple[int, ...]:
 def find_devices() -> Iterator[MachineFinding]:
     """Processors and GPUs."""
     import torch
-
-    from .workers import own_cores
 
     free = free_memory()
     memory = f", {gigabytes(free)} of memory free" if free < float("inf") else ""

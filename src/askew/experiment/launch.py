@@ -21,12 +21,13 @@ from ..engine.process_group import process_group
 from ..errors import ConfigError, DiskFull
 from .build import device_of
 from .config import CHOICES, Config, FromPython, stored_tables
+from .cores import check_cores, own_cores
 from .plugins import plugin_module
 from .process_state import prepare_deterministic, stop_requests
 from .run import SAVE_SECONDS, ActiveRun, OnRound, run_together
 from .run_folder import is_finished, run_folder, stored_model
 from .store import Run, load
-from .workers import Message, Send, WorkerGroup, can_meet, check_cores, own_cores
+from .workers import Message, Send, WorkerGroup, can_meet
 
 TOGETHER = 32  # runs at most that share a GPU
 MOST_WORKERS = 16  # at most so many workers take over a run whose user asked for no number

@@ -25,6 +25,7 @@ from ..core.text import count_text
 from ..errors import DiskFull, EngineError
 from .build import device_of
 from .config import Config, stored_tables
+from .cores import check_cores
 from .launch import FailedRun, RemoteRuns, check_rebuildable, end_message, run_all, send_rounds
 from .process_state import stop_requests
 from .process_tuning import ENVIRONMENT
@@ -35,7 +36,6 @@ from .workers import (
     Message,
     Send,
     WorkerGroup,
-    check_cores,
     failure_error,
     failure_message,
     next_order,

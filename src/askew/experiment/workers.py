@@ -11,7 +11,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -30,10 +30,11 @@ from .. import errors
 from ..core.ranks import STORE, rank_and_size
 from ..data import files
 from ..engine.process_group import PeerLost
-from ..errors import AskewError, ConfigError, EngineError
+from ..errors import AskewError, EngineError
 from .plain_warnings import show_plain_warnings
 from .plugins import plugin_fault
-from .process_tuning import ENVIRONMENT, tune_process
+from .process_tuning import quick_imports, tune_process
+from .worker_process import CONNECTION, WorkerProcess, start_process, take_early
 
 Message = dict[str, Any]  # a JSON object
 Send = Callable[[Message], None]
@@ -41,19 +42,6 @@ WorkerFunction = Callable[[Message, Send], None]  # of the job, and of the funct
 
 POLL_SECONDS = 0.2  # seconds between two looks at whether somebody wants to stop
 GRACE_SECONDS = 3.0  # seconds in which a better reason for a failure may arrive, or a worker may end by itself
-MANY = "ASKEW_MANY_PROCESSES"  # the environment variable that allows more processes than cores
-CONNECTION = "ASKEW_CONNECTION"  # the environment variable with the number of the worker's end of its pipe
-# Signals are ignored until the worker listens to its parent: Ctrl-C reaches all processes of a terminal.
-WORKER_CODE = """
-import signal as s
-[s.signal(n, s.SIG_IGN) for n in (s.SIGINT, s.SIGTERM)]
-from askew.experiment.process_tuning import quick_imports
-with quick_imports():
-    from askew.experiment.workers import run_worker
-    from {} import {} as function
-run_worker(function)
-"""
-
 STOP = b"stop"  # what a parent sends so that its workers stop after their round
 
 _is_worker = False
@@ -63,23 +51,6 @@ _orders = SimpleQueue[bytes]()  # what else the parent sent after the job, in JS
 def is_worker() -> bool:
     """Was this process started by a WorkerGroup?"""
     return _is_worker
-
-
-# what the machine has --------------------------------------------------------------------------------------------
-
-
-def own_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def check_cores(processes: int, setting: str) -> None:
-    """Refuse more processes than cores, unless ASKEW_MANY_PROCESSES=1 says that this is meant."""
-    if processes > max(1, own_cores()) and os.environ.get(MANY) != "1":
-        raise ConfigError(
-            f"{setting} = {processes} is more than the {own_cores()} cores here, and so many processes can stop the "
-            f"machine; use at most {own_cores()}, or set the environment variable {MANY}=1 to do it all the same."
-        )
 
 
 def meeting_folder() -> tempfile.TemporaryDirectory[str]:
@@ -106,11 +77,11 @@ def can_meet() -> bool:
 
 
 class WorkerGroup:
-    """Worker processes that do one job together, and a pipe to each; `processes` is in the order of ranks."""
+    """Worker processes that do one job together, and a pipe to each; `workers` is in the order of ranks."""
 
     def __init__(self, size: int, function: WorkerFunction, job: Message) -> None:
-        self.size, self.code = size, WORKER_CODE.format(function.__module__, function.__name__)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.size = size
+        self.workers: list[WorkerProcess] = []
         self.connections: dict[Connection, int] = {}  # to the workers that still run, with their ranks
         self.finished: set[int] = set()  # ranks
         self.failures: dict[int, Message] = {}  # by rank: {"error": name of an exception, "sentence": its text}
@@ -119,50 +90,27 @@ class WorkerGroup:
         try:
             for rank in range(size):
                 self._start(rank)
-            for connection in self.connections:
+            for rank, worker in enumerate(self.workers):
                 with suppress(OSError):  # a worker that is gone is noticed in `messages`
-                    connection.send_bytes(json.dumps(job).encode())
+                    worker.send_job(function, job, self._environment(rank))
         except BaseException:
             self.end()
             raise
 
     def _start(self, rank: int) -> None:
-        """Start one worker."""
-        parent_end, worker_end = Pipe()
-        self.connections[parent_end] = rank
+        """Start one worker, or take one that was started early."""
         silent = rank > 0 and "ASKEW_DEBUG" not in os.environ  # warnings of all ranks are alike
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", self.code],
-                env=ENVIRONMENT | os.environ | self._environment(rank) | {CONNECTION: str(worker_end.fileno())},
-                pass_fds=(worker_end.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if silent else 2,  # standard output is the parent's alone
-                stderr=subprocess.DEVNULL if silent else None,
-            )
+            worker = (None if silent else take_early()) or start_process(silent)
         except OSError as e:
             raise EngineError(f"cannot start {self.size} processes: {e.strerror}; lower engine.workers.") from None
-        self.processes.append(process)
-        worker_end.close()
+        self.workers.append(worker)
+        self.connections[worker.connection] = rank
 
     def _environment(self, rank: int) -> dict[str, str]:
-        """The environment variables that give a worker its rank, and say where data, code and the other ranks are."""
-        loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-        if not loopback:
-            raise EngineError("this machine has no loopback interface for worker processes; set engine.workers = 1.")
-        variables = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": self.size,
-            STORE: Path(self.folder.name) / "store",
-            "OMP_NUM_THREADS": 1,
-            # their connections cannot be reached from other machines
-            **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback[0]),
-            "THP_MEM_ALLOC_ENABLE": 1,  # large pages for a round's rows
-            "ASKEW_DATA": files.folder(),
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-        }
-        return {name: str(value) for name, value in variables.items()}
+        """The environment variables that give a worker its rank, and say where data and the other ranks are."""
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "ASKEW_DATA": files.folder()}
+        return {name: str(value) for name, value in variables.items()} | {STORE: str(Path(self.folder.name) / "store")}
 
     def messages(self, stopping: Callable[[], bool], poll_seconds: float = POLL_SECONDS) -> Iterator[Message]:
         """Yield what rank 0 sends until all workers are done; if one fails, raise its error.
@@ -229,8 +177,8 @@ class WorkerGroup:
     def exit_reason(self, rank: int) -> str:
         """How a worker ended, as "by SIGKILL" or "with exit code 1"."""
         with suppress(subprocess.TimeoutExpired):
-            self.processes[rank].wait(GRACE_SECONDS)
-        code = self.processes[rank].poll()
+            self.workers[rank].process.wait(GRACE_SECONDS)
+        code = self.workers[rank].process.poll()
         return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
 
     def end(self) -> None:
@@ -238,7 +186,7 @@ class WorkerGroup:
         for connection in self.connections:
             connection.close()
         end = time.monotonic() + GRACE_SECONDS
-        for process in self.processes:
+        for process, _ in self.workers:
             try:
                 process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -258,14 +206,19 @@ class WorkerGroup:
 # a worker -------------------------------------------------------------------------------------------------------
 
 
-def run_worker(function: WorkerFunction) -> None:
-    """Call the function with the job that the parent sends, then wait for the parent: all that a worker does."""
+def run_worker() -> None:
+    """Call a function with the job that the parent sends, then wait for the parent: all that a worker does."""
     global _is_worker
     _is_worker = True
+    connection = Connection(int(os.environ.pop(CONNECTION)))
+    try:
+        start = json.loads(connection.recv_bytes())
+    except (EOFError, OSError):  # there is no job, or the parent is gone
+        os._exit(0)
+    os.environ |= start["environment"]
     tune_process()
     show_plain_warnings(lambda sentence: print(sentence, file=sys.stderr))
-    connection, leads = Connection(int(os.environ.pop(CONNECTION))), rank_and_size()[0] == 0
-    job = json.loads(connection.recv_bytes())
+    leads = rank_and_size()[0] == 0
     listener = threading.Thread(target=obey_parent, args=(connection,), daemon=True)
     listener.start()
 
@@ -273,7 +226,7 @@ def run_worker(function: WorkerFunction) -> None:
         connection.send_bytes(json.dumps(message).encode())
 
     try:
-        function(job, send if leads else lambda message: None)
+        job_function(start["function"])(start["job"], send if leads else lambda message: None)
         send({"done": True})
         listener.join()  # until all are done, which the parent decides: the others might still need this one
     except BaseException as e:
@@ -281,6 +234,14 @@ def run_worker(function: WorkerFunction) -> None:
             traceback.print_exc()
         send(failure_message(e))
         os._exit(1)  # nothing may wait for ranks that are gone
+
+
+def job_function(name: str) -> WorkerFunction:
+    """The function MODULE:NAME."""
+    module, _, function = name.partition(":")
+    with quick_imports():
+        found: WorkerFunction = getattr(import_module(module), function)
+    return found
 
 
 def failure_message(e: BaseException) -> Message:
