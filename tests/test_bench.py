@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import time
 from types import SimpleNamespace
@@ -342,7 +344,7 @@ def test_other_frameworks_are_timed_with_their_workloads_only(monkeypatch: pytes
     monkeypatch.setattr(timing, "find_spec", lambda name: None)
     result = invoke("--work", "tiny", "--rounds", "1", "--device", "cpu")
     assert all(name in result.stdout for name in baselines.FRAMEWORKS) and "not installed" in result.stdout
-    assert "softmax-100" not in result.stdout
+    assert "softmax-100" not in result.stdout and " in pfl" not in result.stderr
 
 
 def test_with_workers_other_frameworks_get_as_many_threads_besides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,6 +396,37 @@ def test_rounds_of_a_run_are_timed_after_the_first_ones(monkeypatch: pytest.Monk
     assert len(ends) == timing.FIRST_ROUNDS + 2 and figures.rounds == 2 and figures.round_ms > 0
     with pytest.raises(ConfigError, match="rounds must be"):
         timing.time_experiment("own", config, on_cpu(), rounds=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--work", "feddc-cifar10", "--skewed"], "feddc-cifar10, whose clients are those of the paper"),
+        (["--start", "--skewed"], "--skewed does not go with --start"),
+        (["--start", "--rounds", "3"], "--rounds does not go with --start"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(arguments: list[str], says: str) -> None:
+    result = invoke(*arguments)
+    assert isinstance(result.exception, ConfigError) and says in str(result.exception)
+
+
+def test_what_was_timed_before_ctrl_c_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a paper's run, which ends after its round: of rounds that were not trained there is no median."""
+
+    def interrupt(task: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    own = Config.build({"data": {"name": "synthetic", "samples": 20}, "partition": {"clients": 4}})
+    monkeypatch.setattr(timing, "with_random_images", lambda config: config)
+    monkeypatch.setattr(cli_bench, "experiment_config", lambda name: own)
+    monkeypatch.setattr(
+        cli_bench.BenchProgress, "advance", lambda self: interrupt(self) if "cifar" in self.what else None
+    )
+    arguments = ("--work", "tiny", "--rounds", "1", "--device", "cpu", "--work", "feddpc-cifar10")
+    for result in (invoke(*arguments), invoke(*arguments, "--json")):
+        assert result.exit_code == 130 and "stopped while feddpc-cifar10 was timed" in result.stderr
+        assert "sequential" in result.stdout and "cifar" not in result.stdout
 
 
 def test_the_table_fits_in_80_columns() -> None:

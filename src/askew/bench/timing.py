@@ -262,6 +262,8 @@ def time_experiment(
             on_round_end()
 
     run = run_config(config, watch=watch)
+    if not run.over:
+        raise KeyboardInterrupt  # the run has noted a request to stop, and ended after its round
     took = [b - a for a, b in pairwise(ends)]
     return ExperimentTiming(
         work=name,
@@ -272,7 +274,7 @@ def time_experiment(
         compile=engine.compile,
         rounds=rounds,
         first_s=took[0],
-        round_ms=1e3 * statistics.median(took[FIRST_ROUNDS : FIRST_ROUNDS + rounds]),
+        round_ms=1e3 * statistics.median(took[FIRST_ROUNDS:]),
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import typer
 from rich.console import Group, RenderableType
@@ -39,13 +39,24 @@ EPILOG = examples(
     "askew bench --start",
     "askew bench --list",
 )
-# works that are runs of experiments: the experiment, its case and its method
+
+
+class PaperRun(NamedTuple):
+    """A run of an experiment whose rounds can be timed."""
+
+    experiment: str
+    case: str
+    method: str
+    heavy: bool  # minutes a round on a CPU
+
+
 EXPERIMENTS = {
-    "feddc-cifar10": ("feddc/table1-cifar10", "D1-15", "FedDC"),
-    "fedpdc-cifar10": ("fedpdc/table2", "cifar10-cnn-0.1", "FedPDC"),
-    "feddpc-cifar10": ("feddpc/table2", "cifar10-0.2", "FedDPC"),
-    "feddpc-cifar100": ("feddpc/table2", "cifar100-0.2", "FedDPC"),
+    "feddc-cifar10": PaperRun("feddc/table1-cifar10", "D1-15", "FedDC", heavy=True),
+    "fedpdc-cifar10": PaperRun("fedpdc/table2", "cifar10-cnn-0.1", "FedPDC", heavy=True),
+    "feddpc-cifar10": PaperRun("feddpc/table2", "cifar10-0.2", "FedDPC", heavy=False),
+    "feddpc-cifar100": PaperRun("feddpc/table2", "cifar100-0.2", "FedDPC", heavy=True),
 }
+HEAVY = "too long on a CPU"
 MS, RATIO = "{:,.3g}", "{:.2f}"  # formats of milliseconds and of ratios
 
 
@@ -95,31 +106,53 @@ def bench(
     """
     if listed:
         facts = [{"work": name, **workload_facts(workload)} for name, workload in WORKLOADS.items()]
-        facts += [{"work": name, "experiment": " ".join(of)} for name, of in EXPERIMENTS.items()]
+        facts += [{"work": name, "experiment": " ".join(of[:3]), "heavy": of.heavy} for name, of in EXPERIMENTS.items()]
         print_json(facts) if as_json else print_rich(workload_table())
         return
     check_cores(workers, "--workers")
+    runs = [name for name in names or () if name in EXPERIMENTS]
+    refuse_unused(runs, skewed, start, rounds)
     settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
     if start:
         show_start(names or [], settings, as_json)
         return
-    runs = [name for name in names or () if name in EXPERIMENTS]
     plain = [name for name in names or () if name not in EXPERIMENTS]
     selected = [] if runs and not plain else timing.selected_workloads(plain, device)
+    timed, stopped = Timed([], [], []), False
     with BenchProgress() as progress:
-        timings = [time_one(name, settings, rounds, skewed, progress) for name in selected]
-        frameworks = time_frameworks(selected, rounds, device, workers, progress)
-        experiments = [time_run(name, settings, rounds, progress) for name in runs]
+        try:
+            for name in selected:
+                timed.works.append(time_one(name, settings, rounds, skewed, progress))
+            for figures in time_frameworks(selected, rounds, device, workers, progress):
+                timed.rivals.append(figures)
+            for name in runs:
+                timed.experiments.append(time_run(name, settings, rounds, progress))
+        except KeyboardInterrupt:
+            stopped = True
     if as_json:
-        print_json(
-            {
-                "works": [t._asdict() for t in timings],
-                "rivals": [f._asdict() for f in frameworks],
-                "experiments": [e._asdict() for e in experiments],
-            }
-        )
+        print_json({kind: [figures._asdict() for figures in found] for kind, found in timed._asdict().items()})
     else:
-        print_rich(results(timings, frameworks, experiments))
+        print_rich(results(timed))
+    if stopped:
+        progress.console.print(f"stopped while {progress.what} was timed", style=terminal.QUIET)
+        raise typer.Exit(130)
+
+
+class Timed(NamedTuple):
+    """What was timed."""
+
+    works: list[timing.Timing]
+    rivals: list[timing.FrameworkTiming]
+    experiments: list[timing.ExperimentTiming]
+
+
+def refuse_unused(runs: Sequence[str], skewed: bool, start: bool, rounds: int) -> None:
+    """Refuse options that would change nothing."""
+    if skewed and (runs or start):
+        what = "--start" if start else f"{runs[0]}, whose clients are those of the paper"
+        raise ConfigError(f"bench: --skewed does not go with {what}; leave one of them out.")
+    if start and rounds != timing.ROUNDS:
+        raise ConfigError("bench: --rounds does not go with --start, which times a few rounds; leave one of them out.")
 
 
 class BenchProgress:
@@ -135,7 +168,7 @@ class BenchProgress:
         )
         hidden = not self.console.is_terminal
         self.bars = Progress(*columns, console=self.console, transient=True, disable=hidden, expand=True)
-        self.bar = self.bars.add_task("")
+        self.bar, self.what = self.bars.add_task(""), ""
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -146,6 +179,7 @@ class BenchProgress:
 
     def begin(self, what: str, steps: int) -> None:
         """Start anew with something that takes so many steps."""
+        self.what = what
         self.bars.reset(self.bar, total=steps, description=what)
         if not self.console.is_terminal:
             self.console.print(what, highlight=False)
@@ -173,9 +207,9 @@ def time_run(name: str, settings: EngineSettings, rounds: int, progress: BenchPr
 
 def experiment_config(name: str) -> Config:
     """A paper's run as a configuration; of a grid, the first point."""
-    experiment, case, method = EXPERIMENTS[name]
-    specs = run_specs(find_experiment(experiment))
-    return next(build_config(s, "full") for s in specs if (s.case.name, s.method.name) == (case, method))
+    run = EXPERIMENTS[name]
+    specs = run_specs(find_experiment(run.experiment))
+    return next(build_config(s, "full") for s in specs if (s.case.name, s.method.name) == (run.case, run.method))
 
 
 def show_start(names: Sequence[str], settings: EngineSettings, as_json: bool) -> None:
@@ -208,14 +242,13 @@ def start_table(name: str, stages: Sequence[Stage]) -> RenderableType:
 
 def time_frameworks(
     selected: Sequence[str], rounds: int, device: str, workers: int, progress: BenchProgress
-) -> list[timing.FrameworkTiming]:
+) -> Iterator[timing.FrameworkTiming]:
     """Time other frameworks with those of the selected workloads that they are given."""
-    timings: list[timing.FrameworkTiming] = []
     for workload, name in product((w for w in FRAMEWORK_WORKLOADS if w in selected), FRAMEWORKS):
         for threads in sorted({1, workers}) if timing.is_installed(name) else [1]:
-            progress.begin(f"{workload} in {name}", 1)
-            timings.append(timing.time_framework(name, workload, rounds, device, threads))
-    return timings
+            if timing.is_installed(name):
+                progress.begin(f"{workload} in {name}", 1)
+            yield timing.time_framework(name, workload, rounds, device, threads)
 
 
 def workload_facts(workload: Workload) -> dict[str, object]:
@@ -229,34 +262,36 @@ def workload_facts(workload: Workload) -> dict[str, object]:
     }
 
 
-def workload_table() -> Table:
-    """A table of all workloads."""
+def workload_table() -> RenderableType:
+    """A table of all workloads, and one of the papers' runs."""
     table = plain_table("work", "network", "clients", "steps\neach", "batch")
     table.add_column("")
     for column in table.columns[:2]:
         column.justify = "left"
     for name, workload in WORKLOADS.items():
         *values, heavy = workload_facts(workload).values()
-        note = "too long on a CPU" if heavy else ""
-        table.add_row(name, *map(str, values), Text(note, terminal.QUIET))
-    for name, of in EXPERIMENTS.items():
-        table.add_row(name, *4 * [""], Text(f"{of[0]}, {of[1]}, {of[2]}", terminal.QUIET))
-    return table
+        table.add_row(name, *map(str, values), Text(HEAVY if heavy else "", terminal.QUIET))
+    runs = plain_table("work", "a run of", "case", "method")
+    runs.add_column("")
+    for column in runs.columns:
+        column.justify = "left"
+    for name, run in EXPERIMENTS.items():
+        runs.add_row(name, *run[:3], Text(HEAVY if run.heavy else "", terminal.QUIET))
+    return Group(table, Text(), runs)
 
 
-def results(
-    timings: list[timing.Timing],
-    frameworks: list[timing.FrameworkTiming],
-    experiments: list[timing.ExperimentTiming],
-) -> RenderableType:
+def results(timed: Timed) -> RenderableType:
     """A table of the workloads, what its figures mean, and tables of other frameworks and of runs of papers."""
     parts: list[RenderableType] = []
-    if timings:
-        parts += [timing_table(timings), Text(remarks(timings), terminal.QUIET)]
-    if frameworks:
-        parts += [Text(), framework_table(frameworks)]
-    if experiments:
-        parts += [experiment_table(experiments), Text(experiment_remarks(experiments[0]), terminal.QUIET)]
+    if timed.works:
+        parts += [timing_table(timed.works), Text(remarks(timed.works), terminal.QUIET)]
+    if tried := [figures for figures in timed.rivals if timing.is_installed(figures.name)]:
+        parts += [Text(), framework_table(tried)]
+    if missing := [*dict.fromkeys(figures.name for figures in timed.rivals if not timing.is_installed(figures.name))]:
+        parts += [Text(f"not installed, and so not timed: {', '.join(missing)}.", terminal.QUIET)]
+    if timed.experiments:
+        remark = Text(experiment_remarks(timed.experiments[0]), terminal.QUIET)
+        parts += [Text()] * bool(parts) + [experiment_table(timed.experiments), remark]
     return Group(*parts)
 
 
