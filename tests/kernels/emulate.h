@@ -13,13 +13,16 @@
 #define __global__
 #define __shared__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct Index { unsigned x, y, z; };
 
 static Index threadIdx, blockIdx, gridDim;
-static float4 memory[16384];  // shared by the threads of a block
+static const int most_ranks = 8;  // blocks of a cluster
+static float4 memory[16384];  // shared by the threads of a block, or of the first one of a cluster
+static float4 more_memory[most_ranks - 1][16384];  // by those of the others
 static bool overrun;  // whether a kernel wrote behind its own
 
 static inline int min(int a, int b) { return a < b ? a : b; }
@@ -40,14 +43,24 @@ struct Thread {
 static std::vector<Thread> threads;
 static ucontext_t home;
 static std::function<void()> body;
-static int now, block_waits, block_round, warp_waits[32], warp_round[32];
+static int now, block_size, block_waits[most_ranks], block_round[most_ranks], cluster_waits, cluster_round;
+static int warp_waits[most_ranks * 32], warp_round[most_ranks * 32];
+static unsigned first_block;  // of the cluster
 static float left[32][32][4], right[32][32][2];  // what the lanes of a warp bring to a product
+static float brought[most_ranks * 32][32];  // and to each other
+
+static int rank() { return now / block_size; }
+
+static void become(int thread) {
+  now = thread;
+  threadIdx = {(unsigned)(now % block_size), 0, 0};
+  blockIdx.x = first_block + rank();
+}
 
 static void wait() {  // another thread's turn
   int me = now;
   swapcontext(&threads[me].context, &home);
-  now = me;
-  threadIdx = {(unsigned)me, 0, 0};
+  become(me);
 }
 
 static void meet(int& waits, int& round, int of) {
@@ -56,7 +69,23 @@ static void meet(int& waits, int& round, int of) {
   while (round == mine) wait();
 }
 
-static void __syncthreads() { meet(block_waits, block_round, (int)threads.size()); }
+static void __syncthreads() { meet(block_waits[rank()], block_round[rank()], block_size); }
+
+static float* memory_of(int block) { return (float*)(block ? more_memory[block - 1] : memory); }
+static float* shared() { return memory_of(rank()); }
+static void meet_cluster() { meet(cluster_waits, cluster_round, (int)threads.size()); }
+static void put_remote(float* here, int other, float value) {
+  memory_of(other)[here - shared()] = value;
+}
+
+static float __shfl_xor_sync(unsigned, float value, int mask) {
+  const int warp = now / 32, lane = now % 32;
+  brought[warp][lane] = value;
+  meet(warp_waits[warp], warp_round[warp], 32);
+  const float other = brought[warp][lane ^ mask];
+  meet(warp_waits[warp], warp_round[warp], 32);
+  return other;
+}
 
 static inline float rounded(float x) { return isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & 0xffffe000) : x; }
 static inline float cut(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000); }
@@ -79,14 +108,18 @@ static void enter() {
   threads[now].ended = true;
 }
 
-static void launch(int gx, int gy, int gz, int size, int bytes, std::function<void()> kernel) {
+// a grid of clusters, each of some blocks next to each other
+static void launch_clusters(int ranks, int gx, int gy, int gz, int size, int bytes, std::function<void()> kernel) {
   body = kernel;
+  block_size = size;
   gridDim = {(unsigned)gx, (unsigned)gy, (unsigned)gz};
-  threads.resize(size);
-  for (int block = 0; block < gx * gy * gz; block++) {
-    blockIdx = {(unsigned)(block % gx), (unsigned)(block / gx % gy), (unsigned)(block / gx / gy)};
-    memset(memory, 0xff, sizeof memory);  // not a number, where a kernel reads what it did not write
-    block_waits = 0;
+  threads.resize(ranks * size);
+  for (int block = 0; block < gx * gy * gz; block += ranks) {
+    first_block = block % gx;
+    blockIdx = {first_block, (unsigned)(block / gx % gy), (unsigned)(block / gx / gy)};
+    for (int n = 0; n < ranks; n++) memset(memory_of(n), 0xff, sizeof memory);  // not a number, where a kernel reads what it did not write
+    cluster_waits = 0;
+    memset(block_waits, 0, sizeof block_waits);
     memset(warp_waits, 0, sizeof warp_waits);
     for (auto& thread : threads) {
       thread.stack.resize(1 << 16);
@@ -97,17 +130,23 @@ static void launch(int gx, int gy, int gz, int size, int bytes, std::function<vo
       thread.context.uc_link = &home;
       makecontext(&thread.context, enter, 0);
     }
-    for (bool busy = true; busy;) {
+    bool busy = true;
+    for (int turn = 0; busy; turn++) {
       busy = false;
-      for (now = 0; now < size; now++)
-        if (!threads[now].ended) {
-          threadIdx = {(unsigned)now, 0, 0};
-          const int me = now;
+      for (int n = 0, all = (int)threads.size(); n < all; n++) {
+        const int me = turn % 2 ? all - 1 - n : n;  // in both orders: a missing barrier shows in one
+        if (!threads[me].ended) {
+          become(me);
           swapcontext(&home, &threads[me].context);
-          now = me;
           busy = busy || !threads[me].ended;
         }
+      }
     }
-    for (size_t i = bytes; i < sizeof memory; i++) overrun = overrun || ((unsigned char*)memory)[i] != 0xff;
+    for (int n = 0; n < ranks; n++)
+      for (size_t i = bytes; i < sizeof memory; i++) overrun = overrun || ((unsigned char*)memory_of(n))[i] != 0xff;
   }
+}
+
+static void launch(int gx, int gy, int gz, int size, int bytes, std::function<void()> kernel) {
+  launch_clusters(1, gx, gy, gz, size, bytes, kernel);
 }

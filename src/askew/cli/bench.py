@@ -110,31 +110,19 @@ def bench(
         print_json(facts) if as_json else print_rich(workload_table())
         return
     check_cores(workers, "--workers")
-    runs = [name for name in names or () if name in EXPERIMENTS]
-    refuse_unused(runs, skewed, start, rounds)
+    refuse_unused(names or (), skewed, start, rounds)
     settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
     if start:
         show_start(names or [], settings, as_json)
         return
-    plain = [name for name in names or () if name not in EXPERIMENTS]
-    selected = [] if runs and not plain else timing.selected_workloads(plain, device)
-    timed, stopped = Timed([], [], []), False
-    with BenchProgress() as progress:
-        try:
-            for name in selected:
-                timed.works.append(time_one(name, settings, rounds, skewed, progress))
-            for figures in time_frameworks(selected, rounds, device, workers, progress):
-                timed.rivals.append(figures)
-            for name in runs:
-                timed.experiments.append(time_run(name, settings, rounds, progress))
-        except KeyboardInterrupt:
-            stopped = True
+    timed, console = Timed([], [], []), PlainConsole(stderr=True)
+    stopped = time_all(timed, names or (), settings, rounds, skewed, console)
     if as_json:
         print_json({kind: [figures._asdict() for figures in found] for kind, found in timed._asdict().items()})
     else:
         print_rich(results(timed))
     if stopped:
-        progress.console.print(f"stopped while {progress.what} was timed", style=terminal.QUIET)
+        console.print(f"stopped while {stopped} was timed", style=terminal.QUIET)
         raise typer.Exit(130)
 
 
@@ -146,8 +134,28 @@ class Timed(NamedTuple):
     experiments: list[timing.ExperimentTiming]
 
 
-def refuse_unused(runs: Sequence[str], skewed: bool, start: bool, rounds: int) -> None:
+def time_all(
+    timed: Timed, names: Sequence[str], settings: EngineSettings, rounds: int, skewed: bool, console: PlainConsole
+) -> str:
+    """Time what has these names, one after the other; after Ctrl-C, what was being timed."""
+    runs, plain = ([name for name in names if (name in EXPERIMENTS) is listed] for listed in (True, False))
+    selected = [] if runs and not plain else timing.selected_workloads(plain, settings.device)
+    with BenchProgress(console) as progress:
+        try:
+            for name in selected:
+                timed.works.append(time_one(name, settings, rounds, skewed, progress))
+            for figures in time_frameworks(selected, rounds, settings.device, settings.workers, progress):
+                timed.rivals.append(figures)
+            for name in runs:
+                timed.experiments.append(time_run(name, settings, rounds, progress))
+        except KeyboardInterrupt:
+            return progress.what
+    return ""
+
+
+def refuse_unused(names: Sequence[str], skewed: bool, start: bool, rounds: int) -> None:
     """Refuse options that would change nothing."""
+    runs = [name for name in names if name in EXPERIMENTS]
     if skewed and (runs or start):
         what = "--start" if start else f"{runs[0]}, whose clients are those of the paper"
         raise ConfigError(f"bench: --skewed does not go with {what}; leave one of them out.")
@@ -158,8 +166,8 @@ def refuse_unused(runs: Sequence[str], skewed: bool, start: bool, rounds: int) -
 class BenchProgress:
     """A bar on the terminal for what is being timed; without a terminal, a line for each."""
 
-    def __init__(self) -> None:
-        self.console = PlainConsole(stderr=True)
+    def __init__(self, console: PlainConsole) -> None:
+        self.console = console
         columns = (
             TextColumn("{task.description}"),
             BarColumn(None),
