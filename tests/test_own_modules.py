@@ -1,0 +1,154 @@
+"""A run is known by the user's own files that its code is from: it is another one after an edit, and only then."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from askew.cli.main import main
+from askew.experiment.api import OwnNetwork
+from askew.experiment.config import CHOICES, Config
+from askew.experiment.value_text import is_library_module
+
+METHOD = """import askew
+from askew.algorithms import FedAvg
+{imports}
+{decorator}
+class Own(FedAvg):
+    def direction(self, theta, grad, client):
+        {first}
+        return {scale} * grad(theta)
+"""
+PLUGIN = '@askew.register("own")'
+NETWORK = """from torch import nn
+{imports}
+class Net({base}):
+    {decorator}
+    def forward(self, x):
+        {first}
+        return {scale} * super().forward(x.flatten(1))
+"""
+SMALL: dict[str, Any] = {"rounds": 2, "partition": {"clients": 3}, "model": {"name": "softmax"}}
+
+
+def method(imports: str = "", scale: str = "1.0", first: str = "pass", decorator: str = "") -> str:
+    return METHOD.format(imports=imports, scale=scale, first=first, decorator=decorator)
+
+
+def network(imports: str, scale: str = "1.0", first: str = "pass", base: str = "nn.Linear", decorator: str = "") -> str:
+    return NETWORK.format(imports=imports, scale=scale, first=first, base=base, decorator=decorator)
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder from which a plugin imports a file, which imports another one; they are forgotten afterwards."""
+    for registry in CHOICES.values():
+        monkeypatch.setattr(registry, "members", dict(registry.members))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of a file that is edited twice in a second
+    (tmp_path / "own_rates.py").write_text("from own_package.numbers import HALF\ndef factor():\n    return HALF\n")
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("")
+    (tmp_path / "own_package" / "numbers.py").write_text("from .start import WHOLE\nHALF = WHOLE / 2\n")
+    (tmp_path / "own_package" / "start.py").write_text("WHOLE = 1.0\n")
+    (tmp_path / "own_base.py").write_text(
+        "import own_rates\nfrom askew.algorithms import FedAvg\nclass Base(FedAvg):\n"
+        "    def direction(self, theta, grad, client):\n        return own_rates.factor() * grad(theta)\n"
+    )
+    (tmp_path / "own_plots.py").write_text("colour = 'red'\n")
+    yield tmp_path
+    forget_own_files()
+
+
+def forget_own_files() -> None:
+    """Forget modules, as if a new process began."""
+    for name in [name for name in sys.modules if name.startswith(("own_", "askew_plugin_"))]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def config_of_plugin(**tables: Any) -> Config:
+    """The configuration of the plugin in this folder."""
+    return Config.build({"plugins": ["plugin.py"], "algorithm": {"name": "own"}} | SMALL | tables)
+
+
+def digest_of_plugin() -> str:
+    """Its digest in a new process."""
+    forget_own_files()
+    return config_of_plugin().digest()
+
+
+def network_mark() -> str:
+    """The fingerprint of the network of own_net.py in a new process."""
+    forget_own_files()
+    torch.manual_seed(0)
+    return OwnNetwork.of(importlib.import_module("own_net").Net(64, 10)).fingerprint
+
+
+# which files count ----------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_that_registers_what_it_imports_alone_is_told_what_to_do(
+    own_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = own_files / "plugin.py"
+    plugin.write_text("import askew\nfrom own_base import Base\naskew.register('own')(Base)\n")
+    assert main(["run", "--plugin", str(plugin), "--out", str(own_files)]) == 2
+    assert "registers Base of own_base, whose text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "is_another"), [("own_base", True), ("own_package/start", True), ("own_plots", False)]
+)
+def test_a_run_is_another_one_if_a_file_that_its_plugin_imports_was_edited(
+    own_files: Path, file: str, is_another: bool
+) -> None:
+    (own_files / "plugin.py").write_text(
+        "import askew\nfrom own_base import Base\n@askew.register('own')\nclass Own(Base): pass\n"
+    )
+    before, path = digest_of_plugin(), own_files / f"{file}.py"
+    path.write_text(path.read_text() + "\n# edited\n")
+    assert (digest_of_plugin() != before) is is_another
+
+
+@pytest.mark.parametrize("folder", ["/usr/lib/python3/dist-packages", "/home/me/.venv/lib/python3.12/site-packages"])
+def test_installed_packages_are_no_files_of_ones_own(folder: str) -> None:
+    module = ModuleType("some_library")
+    assert not is_library_module(module)
+    module.__file__ = f"{folder}/some_library/__init__.py"
+    assert is_library_module(module)
+
+
+def test_a_network_is_another_one_if_what_it_uses_of_another_file_was_edited(own_files: Path) -> None:
+    scale = "own_rates.factor() * own_package.numbers.HALF"
+    (own_files / "own_net.py").write_text(network("import own_rates, own_package.numbers", scale))
+    marks = [network_mark()]
+    (own_files / "own_rates.py").write_text("def factor():\n    return 0.25\n")
+    marks.append(network_mark())
+    (own_files / "own_package" / "numbers.py").write_text("HALF, UNUSED = 0.125, 1\n")
+    marks.append(network_mark())
+    (own_files / "own_package" / "numbers.py").write_text("HALF, UNUSED = 0.125, 2\n")
+    assert len({*marks}) == 3 and network_mark() == marks[-1]
+
+
+# the text is that of the code that is loaded --------------------------------------------------------------------------
+
+
+def test_a_class_from_python_is_known_by_its_files_as_they_were_when_it_was_met(own_files: Path) -> None:
+    def config() -> Config:
+        forget_own_files()  # as in a new process
+        return Config.build({"algorithm": importlib.import_module("own_base").Base()})
+
+    first = config()
+    before, path = first.digest(), own_files / "own_package" / "start.py"
+    path.write_text("WHOLE = 0.5\n")
+    assert first.digest() == before  # the code that trains is the old one
+    assert config().digest() != before
