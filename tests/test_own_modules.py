@@ -15,7 +15,7 @@ import torch
 from askew.cli.main import main
 from askew.experiment.api import OwnNetwork
 from askew.experiment.config import CHOICES, Config
-from askew.experiment.value_text import is_library_module
+from askew.experiment.value_text import STANDARD_LIBRARY, is_library_module
 
 METHOD = """import askew
 from askew.algorithms import FedAvg
@@ -119,12 +119,44 @@ def test_a_run_is_another_one_if_a_file_that_its_plugin_imports_was_edited(
     assert (digest_of_plugin() != before) is is_another
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "try:\n    from . import own_plots\nexcept ImportError:\n    import own_plots",  # the first one fails
+        "def later():\n    from own_plots import colour",
+        "def later():\n    import own_package.more",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import own_plots",
+        "import importlib\nown_plots = importlib.import_module('own_plots')",
+    ],
+)
+def test_a_file_counts_whether_or_not_it_is_loaded(own_files: Path, imports: str) -> None:
+    (own_files / "own_package" / "more.py").write_text("from own_plots import colour\n")
+    (own_files / "plugin.py").write_text(method(imports, decorator=PLUGIN))
+    before = digest_of_plugin()
+    forget_own_files()
+    importlib.import_module("own_package.more")  # as another file may do
+    assert config_of_plugin().digest() == before
+    (own_files / "own_plots.py").write_text("colour = 'blue'\n")
+    assert digest_of_plugin() != before
+
+
 @pytest.mark.parametrize("folder", ["/usr/lib/python3/dist-packages", "/home/me/.venv/lib/python3.12/site-packages"])
 def test_installed_packages_are_no_files_of_ones_own(folder: str) -> None:
     module = ModuleType("some_library")
     assert not is_library_module(module)
     module.__file__ = f"{folder}/some_library/__init__.py"
     assert is_library_module(module)
+    assert is_library_module("some_library", module.__file__)
+
+
+def test_a_file_of_ones_own_may_have_the_name_of_pythons() -> None:
+    module = ModuleType("code")
+    assert is_library_module(module)
+    module.__file__ = str(STANDARD_LIBRARY / "code.py")
+    assert is_library_module(module)
+    for file in ("/home/me/code.py", "/home/me/my-site-packages-tests/code.py"):
+        module.__file__ = file
+        assert not is_library_module(module)
 
 
 def test_a_network_is_another_one_if_what_it_uses_of_another_file_was_edited(own_files: Path) -> None:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..core.method_checks import code_names
+from .own_modules import module_text
 from .value_text import Undescribed, ValueTexts, is_library, is_library_module, is_plain, qualified_name
 
 # by function: values in its closure that may change, as they were when they were first met. What a hook collects in a
@@ -39,10 +40,7 @@ def source_text(thing: object, values: ValueTexts | None = None) -> str:
         return thing
     values = values or ValueTexts(code_of)
     if isinstance(thing, ModuleType):
-        try:
-            return inspect.getsource(thing)
-        except (OSError, TypeError):
-            return thing.__name__
+        return module_text(thing)
     if not isinstance(thing, (type, FunctionType)):
         return values.text(thing)
     text = own_text(thing)

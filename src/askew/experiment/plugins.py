@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
-import inspect
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -27,11 +24,10 @@ from ..errors import ConfigError, StoreError, StoreWarning
 from ..models import Network, networks
 from ..participation import Participation, participations
 from .code_text import class_text, text_with_values
-from .code_text import source_text as module_text
 from .file_hash import file_hash
 from .hook_fault import returned_fault
+from .own_modules import whole_text
 from .store import read_json
-from .value_text import is_library_module
 
 C = TypeVar("C", bound=type)
 
@@ -112,8 +108,7 @@ def load_plugin(path: str) -> None:
     if not registers(name):
         new = [c for registry in REGISTRIES.values() for c in registry.members.values() if id(c) not in before]
         raise no_class_of_its_own(path, new)
-    source = "\n".join([inspect.getsource(module), *imported_texts(module)])
-    module.__dict__[TEXT], module.__dict__[SOURCE] = text, source
+    module.__dict__[TEXT], module.__dict__[SOURCE] = text, whole_text(module)
 
 
 def no_class_of_its_own(path: str, others: Sequence[type]) -> ConfigError:
@@ -168,39 +163,8 @@ def source_text(cls: type) -> str:
     if module is not None and SOURCE in module.__dict__:
         return str(module.__dict__[SOURCE])
     if cls not in FILE_TEXTS:  # which the user may edit while the class is trained
-        try:
-            FILE_TEXTS[cls] = "\n".join([inspect.getsource(module), *imported_texts(module)]) if module else ""
-        except (OSError, TypeError):  # a notebook's class, which has no file
-            FILE_TEXTS[cls] = ""
+        FILE_TEXTS[cls] = whole_text(module) if module else ""  # of a notebook's class, which has no file
     return text_with_values(cls, FILE_TEXTS[cls]) if FILE_TEXTS[cls] else class_text(cls)
-
-
-def imported_texts(module: ModuleType) -> list[str]:
-    """The texts of a user's own files that a module imports, and of those that these import, each once."""
-    found, waiting = {module.__name__: ""}, [module]
-    while waiting:
-        for name in imported_names(waiting.pop()):
-            other = sys.modules.get(name)
-            if other is not None and name not in found and not is_library_module(other):
-                found[name] = module_text(other)
-                waiting.append(other)
-    return [text for text in found.values() if text]
-
-
-def imported_names(module: ModuleType) -> Iterator[str]:
-    """What a module's text imports, whether or not it is a module, and the packages that it is in."""
-    names = list[str]()
-    with suppress(SyntaxError, ImportError):  # the text was edited since it was imported; a package is left
-        for node in ast.walk(ast.parse(module_text(module))):
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                base = "." * node.level + (node.module or "")
-                base = importlib.util.resolve_name(base, module.__package__ or "") if node.level else base
-                names += [f"{base}.{alias.name}" for alias in node.names]
-    for name in names:
-        parts = name.split(".")
-        yield from (".".join(parts[: n + 1]) for n in range(len(parts)))
 
 
 def check_kept_plugins(folder: Path) -> None:
