@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import linecache
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import askew
 from askew.cli.main import main
 from askew.experiment.api import OwnNetwork
 from askew.experiment.config import CHOICES, Config
@@ -91,6 +94,15 @@ def network_mark() -> str:
     forget_own_files()
     torch.manual_seed(0)
     return OwnNetwork.of(importlib.import_module("own_net").Net(64, 10)).fingerprint
+
+
+def typed_in(text: str) -> Any:
+    """The method of a text that a notebook's cell defines."""
+    file = f"/tmp/ipykernel_1/{len(linecache.cache)}.py"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"__name__": "own_notebook"}
+    exec(compile(text, file, "exec"), names)
+    return names["Own"]()
 
 
 # which files count ----------------------------------------------------------------------------------------------------
@@ -183,4 +195,76 @@ def test_a_class_from_python_is_known_by_its_files_as_they_were_when_it_was_met(
     before, path = first.digest(), own_files / "own_package" / "start.py"
     path.write_text("WHOLE = 0.5\n")
     assert first.digest() == before  # the code that trains is the old one
+    again = Config.build({"algorithm": sys.modules["own_base"].Base()})
+    assert again.digest() == before
     assert config().digest() != before
+
+
+def test_a_file_that_was_edited_before_its_code_was_met_does_not_stand_for_it(own_files: Path) -> None:
+    def digest(text: str) -> str:
+        """That of the class as it is now, whose file has another text by the time it is asked for."""
+        forget_own_files()
+        base = importlib.import_module("own_base").Base
+        path.write_text(text)
+        return Config.build({"algorithm": base()}).digest()
+
+    path = own_files / "own_rates.py"
+    old, new = path.read_text(), "def factor():\n    return 0.25\n"
+    fresh = digest(old)
+    mixed = digest(new)  # the code is the old one
+    assert len({fresh, mixed, digest(new)}) == 3
+    assert digest('"""unfinished') not in (fresh, mixed)
+    path.write_text(old)
+    assert digest(old) == fresh
+
+
+@pytest.mark.parametrize("kind", ["file", "notebook", "network"])
+def test_code_is_another_one_after_a_reload_and_not_after_an_edit_alone(own_files: Path, kind: str) -> None:
+    def mark() -> str:
+        if kind == "network":
+            torch.manual_seed(0)
+            return OwnNetwork.of(loaded.Net(64, 10)).fingerprint
+        return Config.build({"algorithm": typed_in(text) if kind == "notebook" else loaded.Base()}).digest()
+
+    forget_own_files()
+    (own_files / "own_net.py").write_text(network("import own_rates", "own_rates.factor()"))
+    text = method("import own_rates", "own_rates.factor()")
+    loaded = importlib.import_module("own_net" if kind == "network" else "own_base")
+    before, path = mark(), own_files / "own_rates.py"
+    path.write_text("# a line\n\ndef factor():\n    return 0.25\n")
+    assert mark() == before
+    importlib.reload(sys.modules["own_rates"])
+    assert mark() != before
+
+
+def test_a_plugin_is_loaded_anew_with_what_it_imports(own_files: Path) -> None:
+    (own_files / "plugin.py").write_text(method("from own_rates import factor", "factor()", decorator=PLUGIN))
+    before = digest_of_plugin()
+    (own_files / "own_rates.py").write_text("def factor():\n    return 0.25\n")
+    old = config_of_plugin()
+    assert old.digest() == before
+    importlib.reload(sys.modules["own_rates"])
+    new = config_of_plugin()
+    assert new.digest() != before and type(new.algorithm) is not type(old.algorithm)
+    assert config_of_plugin(algorithm=old.algorithm).digest() == new.digest()  # settings take the class that there is
+    assert old.digest() == before
+
+
+def test_a_plugin_is_not_taken_for_another_one_of_the_same_size_and_time(
+    own_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    curves = []
+    for scale in ("0.5", "0.7"):
+        (own_files / "plugin.py").write_text(method(scale=scale, decorator=PLUGIN))
+        os.utime(own_files / "plugin.py", (1.5e9, 1.5e9))
+        forget_own_files()
+        curves.append(askew.run(config_of_plugin(), progress=False).curve("loss"))
+    assert curves[0] != curves[1]
+
+
+def test_a_class_made_by_exec_in_a_file_is_known_by_its_code(own_files: Path) -> None:
+    (own_files / "own_maker.py").write_text("def make(text):\n    exec(text, globals())\n    return Own()\n")
+    make = importlib.import_module("own_maker").make
+    one, two, again = (Config.build({"algorithm": make(method(scale=by))}).digest() for by in ("0.5", "0.25", "0.5"))
+    assert one == again != two

@@ -32,7 +32,7 @@ from ..models import Network, networks
 from ..participation import CohortParticipation, Participation, participations
 from ..timeline import TimeSettings
 from .file_hash import file_hash
-from .plugins import PLUGINS, check_kept_plugins, load_plugin, source_text
+from .plugins import PLUGIN_PREFIX, PLUGINS, check_kept_plugins, load_plugin, source_text
 from .store import STOPS, find_plugins
 from .toml import parse_value, read_stored_toml, read_toml, text_hash, to_toml
 
@@ -444,10 +444,20 @@ class FromPython:
     name = "own"
 
 
+def of_loaded_class(registry: Registry[Any], name: str, settings: Settings) -> Settings:
+    """Settings, by the class that takes the place of theirs if their plugin was edited and loaded again."""
+    cls = type(settings)
+    if cls.__module__.startswith(PLUGIN_PREFIX) and cls not in registry.members.values():
+        for new in registry.members.values():
+            if (new.__module__, new.__qualname__) == (cls.__module__, cls.__qualname__):
+                return cast(Settings, new.build(settings.table(), name))
+    return settings
+
+
 def build_choice(registry: Registry[Any], name: str, table: Any, default: str, tables: Mapping[str, Any]) -> Any:
     """The member of a registry that a table names, built from the table's other keys."""
     if isinstance(table, Settings):
-        return table
+        return of_loaded_class(registry, name, table)
     key = table.get("name", default)
     if not isinstance(key, str):
         raise ConfigError(f"{name}.name must be a text in quotes, got {key!r}; known: {', '.join(sorted(registry))}.")

@@ -1,4 +1,4 @@
-"""The user's own modules that a module imports, and their texts.
+"""The user's own modules that a module imports, and their texts as they were when the code was loaded.
 
 Which modules count is read off the texts alone: what else a process has loaded, and in which order, differs from one
 process to another.
@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import NamedTuple
 
+from .compiled_code import compiled, function_in, says
 from .value_text import is_library_module
 
 BY_NAME = ("import_module", "__import__")  # functions that import what a text names
@@ -26,8 +27,12 @@ BY_NAME = ("import_module", "__import__")  # functions that import what a text n
 class OwnModule(NamedTuple):
     """What is known of a module of a user's own."""
 
-    text: str  # of its file; empty without one
+    text: str  # of its file, with the code that was loaded where that is another; empty without a file
     imports: tuple[str, ...]  # names, whether or not they are modules
+
+
+# by name: modules as they were when they were first met, and by what one notices that they were loaded again
+MET: dict[str, tuple[object, OwnModule]] = {}
 
 
 def module_text(module: ModuleType) -> str:
@@ -65,12 +70,43 @@ def find_own(name: str) -> OwnModule | None:
 
 
 def own_module(module: ModuleType) -> OwnModule:
-    """What is known of a module that is loaded."""
-    try:
-        text = inspect.getsource(module)
-    except (OSError, TypeError):
-        text = ""
-    return OwnModule(text, imported_names(text, module.__package__ or ""))
+    """What is known of a module that is loaded, as it was when it was first met, or loaded again since."""
+    loaded = getattr(module, "__spec__", None) or module
+    before, own = MET.get(module.__name__, (None, None))
+    if own is None or before is not loaded:
+        try:
+            text = inspect.getsource(module)
+        except (OSError, TypeError):
+            text = ""
+        own = meet(module, text)
+    return own
+
+
+def meet(module: ModuleType, text: str) -> OwnModule:
+    """Note the text with which a module was loaded; one without an end of its last line gets it, as by `inspect`."""
+    text += "\n" * bool(text and not text.endswith("\n"))
+    whole = "\n".join(filter(None, [text, *edited_code(module, text)]))
+    own = OwnModule(whole, imported_names(text, module.__package__ or ""))
+    MET[module.__name__] = getattr(module, "__spec__", None) or module, own
+    return own
+
+
+def edited_code(module: ModuleType, text: str) -> list[str]:
+    """The functions of a module that its text does not say: its file was edited after it was loaded."""
+    file = str(getattr(module, "__file__", None) or "<")
+    if file.startswith("<"):  # a notebook or standard input
+        return []
+    codes = [function.__code__ for function in own_functions(module)]
+    return [f"{code.co_name} {compiled(code)}" for code in codes if code.co_filename == file and not says(text, code)]
+
+
+def own_functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The functions of a module and of its classes, without the decorators around them."""
+    for value in list(vars(module).values()):
+        is_class = isinstance(value, type) and value.__module__ == module.__name__
+        for function in map(function_in, list(vars(value).values())) if is_class else [value]:
+            if isinstance(function, FunctionType) and isinstance(inner := inspect.unwrap(function), FunctionType):
+                yield inner
 
 
 def find_spec(name: str) -> ModuleSpec | None:
