@@ -183,6 +183,60 @@ def test_a_network_is_another_one_if_what_it_uses_of_another_file_was_edited(own
     assert len({*marks}) == 3 and network_mark() == marks[-1]
 
 
+HELPERS = """import functools
+from torch import nn
+def act():
+    return {0}
+class Base(nn.Linear):
+    def forward(self, x):
+        return act() * super().forward(x)
+def scaled(hook):
+    @functools.wraps(hook)
+    def inner(*arguments):
+        return {0} * hook(*arguments)
+    return inner
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        network("from own_helpers import Base", base="Base"),
+        network("from own_helpers import scaled", decorator="@scaled"),
+        network("", "act()", "from own_helpers import act"),
+        network("", "(lambda: act())()", "import own_helpers as o; act = lambda: o.act()"),
+    ],
+    ids=["the function that its base uses", "a decorator", "what it imports itself", "what it imports by another name"],
+)
+def test_a_network_is_known_by(own_files: Path, text: str) -> None:
+    (own_files / "own_net.py").write_text(text)
+    marks = []
+    for factor in (0.5, 0.25, 0.5):
+        (own_files / "own_helpers.py").write_text(HELPERS.format(factor))
+        marks.append(network_mark())
+    assert marks[0] == marks[2] != marks[1]
+
+
+def test_a_decorator_beside_a_notebooks_class_belongs_to_it() -> None:
+    marks = []
+    for factor in (0.5, 0.25, 0.5):
+        own = typed_in(HELPERS.format(factor) + method(first="pass").replace("    def", "    @scaled\n    def"))
+        marks.append(Config.build({"algorithm": own}).digest())
+    assert marks[0] == marks[2] != marks[1]
+
+
+def test_the_folder_of_a_network_is_not_in_its_mark(own_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = network("import os, own_rates", "own_rates.factor()", "place = os.path.dirname(__file__)")
+    (own_files / "own_net.py").write_text(text)
+    mark = network_mark()
+    moved = own_files / "moved"
+    moved.mkdir()
+    for name in ("own_net.py", "own_rates.py", "own_package"):
+        (own_files / name).replace(moved / name)
+    monkeypatch.syspath_prepend(moved)
+    assert network_mark() == mark
+
+
 # the text is that of the code that is loaded --------------------------------------------------------------------------
 
 

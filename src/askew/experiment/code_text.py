@@ -11,6 +11,7 @@ import dis
 import inspect
 import json
 import linecache
+import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from torch import nn
 
 from ..core.method_checks import code_names
 from .compiled_code import compiled, function_in, says
-from .own_modules import module_text
+from .own_modules import OwnModule, imported_names, imported_texts, module_text
 from .value_text import Undescribed, ValueTexts, is_library, is_library_module, is_plain, qualified_name
 
 # by function: values in its closure that may change, as they were when they were first met. What a hook collects in a
@@ -130,8 +131,9 @@ def used_texts(thing: type | FunctionType, values: ValueTexts) -> list[str]:
     texts, seen, waiting = list[str](), {id(thing)}, [thing]
     while waiting:
         for function in functions_of(waiting.pop()):
+            texts += imported_texts("", OwnModule("", imported_inside(function)))
             for name, value in used_globals(function):
-                if id(value) in seen or name.startswith("__"):
+                if id(value) in seen or name.rpartition(".")[2].startswith("__"):
                     continue
                 if isinstance(value, (type, FunctionType)) and value.__module__ == thing.__module__:
                     seen.add(id(value))
@@ -157,6 +159,23 @@ def used_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
                 waiting.append((f"{prefix}{name}.", vars(value)))
 
 
+def imported_inside(function: FunctionType) -> tuple[str, ...]:
+    """The names of what a function imports when it is called."""
+    return imported_names(import_statements(function.__code__), str(function.__globals__.get("__package__") or ""))
+
+
+@lru_cache(maxsize=1000)
+def import_statements(code: CodeType) -> str:
+    """The imports in a piece of code, and in what is defined in it."""
+    lines = [import_statements(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, members, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME":
+            name = "." * int(level.argval) + str(step.argval)
+            lines.append(f"from {name} import {', '.join(members.argval)}" if members.argval else f"import {name}")
+    return "\n".join(filter(None, lines))
+
+
 def used_value(function: FunctionType, name: str, value: object, values: ValueTexts) -> list[str]:
     """A text of a value that code uses by a name of its module; none where the name alone says what it is."""
     try:
@@ -174,12 +193,12 @@ def used_value(function: FunctionType, name: str, value: object, values: ValueTe
 
 
 def functions_of(thing: type | FunctionType) -> Iterator[FunctionType]:
-    """The function, or those of a class and of the classes above it in the same module."""
+    """The function, or those of a class and of the classes above it that are in the same module or the user's."""
     if isinstance(thing, FunctionType):
         yield thing
         return
     for each in thing.__mro__:
-        for value in vars(each).values() if each.__module__ == thing.__module__ else ():
+        for value in vars(each).values() if each.__module__ == thing.__module__ or not is_library(each) else ():
             function = function_in(value)
             if isinstance(function, FunctionType):
                 yield function
@@ -236,12 +255,24 @@ def made_with(thing: type | FunctionType, values: ValueTexts, shown: str) -> lis
     if is_library(thing) and "<" not in thing.__qualname__:
         return []
     if isinstance(thing, FunctionType):
-        return function_values(thing, values)
+        return [*function_values(thing, values), *wrapper_texts(thing, shown)]
     lines = class_values(thing, values)
+    for function in functions_of(thing):
+        lines += wrapper_texts(function, shown)
     for base in [base for base in thing.__mro__[1:] if not is_library(base)]:
         text = own_text(base)
         lines += [*([] if text in shown else [text]), *class_values(base, values)]
     return lines
+
+
+def wrapper_texts(function: FunctionType, shown: str) -> Iterator[str]:
+    """The texts of the user's own decorators around a function that are not shown: its lines name them alone."""
+    while isinstance(function, FunctionType) and "__wrapped__" in vars(function):
+        home = str(function.__globals__.get("__name__", ""))  # its __module__ is that of what it wraps
+        text = source_lines(function) or compiled(function.__code__)
+        if text not in shown and not is_library_module(sys.modules.get(home, home)):
+            yield text
+        function = vars(function)["__wrapped__"]
 
 
 def class_values(cls: type, values: ValueTexts) -> list[str]:
