@@ -7,6 +7,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -322,3 +323,17 @@ def test_a_class_made_by_exec_in_a_file_is_known_by_its_code(own_files: Path) ->
     make = importlib.import_module("own_maker").make
     one, two, again = (Config.build({"algorithm": make(method(scale=by))}).digest() for by in ("0.5", "0.25", "0.5"))
     assert one == again != two
+
+
+def test_a_run_whose_hook_collects_in_a_list_of_its_module_goes_on(own_files: Path) -> None:
+    text, rounds = method("LOG = []", first="LOG.append(1)"), list[int]()
+
+    def watch(run: askew.Run, record: Any) -> None:
+        rounds.extend([record["round"]] if record else [])
+        if record and record["round"] == 1:
+            raise KeyboardInterrupt
+
+    for _ in range(2):  # as in two processes
+        with suppress(KeyboardInterrupt):
+            askew.run(typed_in(text), out=own_files, watch=watch, save_every=0, progress=False, **SMALL)
+    assert rounds == [1, 2]

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -317,7 +318,7 @@ class Config:
         for name in STOPS:  # and after it was stopped
             tables["evaluation"].pop(name, None)
         tables |= {f"content of {name}": hashes for name, hashes in self.file_hashes().items()}
-        tables |= {f"source of {name}": text for name, text in self.source_texts().items()}
+        tables |= {f"source of {name}": text for name, text in self.source_texts.items()}
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
 
     def file_hashes(self) -> dict[str, list[str]]:
@@ -325,8 +326,11 @@ class Config:
         names = [*CHOICES, *(["time"] if self.time.reads() else [])]
         return {name: [file_hash(path) for path in getattr(self, name).reads()] for name in names}
 
+    @cached_property
     def source_texts(self) -> dict[str, str]:
-        """The code of each choice that is not askew's own, as it was when it was loaded."""
+        """The code of each choice that is not askew's own, as it was when this was asked first: what code changes while
+        it trains, as a list of the module's that it fills, does not make it another run.
+        """
         classes = {name: type(getattr(self, name)) for name in CHOICES}
         return {name: source_text(cls) for name, cls in classes.items() if not is_askews(cls)}
 
@@ -335,7 +339,7 @@ class Config:
         settings, those with other hashes are not the same.
         """
         data = {f"content of {name}": "".join(hashes) for name, hashes in self.file_hashes().items() if hashes}
-        return {name: text_hash(text)[:8] for name, text in (data | self.source_texts()).items()}
+        return {name: text_hash(text)[:8] for name, text in (data | self.source_texts).items()}
 
     def name(self) -> str:
         """The run folder's name."""
