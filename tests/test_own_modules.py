@@ -17,8 +17,10 @@ import torch
 
 import askew
 from askew.cli.main import main
+from askew.errors import ConfigError
 from askew.experiment.api import OwnNetwork
 from askew.experiment.config import CHOICES, Config
+from askew.experiment.launch import configs_message, received_configs
 from askew.experiment.value_text import STANDARD_LIBRARY, is_library_module
 
 METHOD = """import askew
@@ -337,3 +339,18 @@ def test_a_run_whose_hook_collects_in_a_list_of_its_module_goes_on(own_files: Pa
         with suppress(KeyboardInterrupt):
             askew.run(typed_in(text), out=own_files, watch=watch, save_every=0, progress=False, **SMALL)
     assert rounds == [1, 2]
+
+
+# an edit is never answered with the numbers of the old text -----------------------------------------------------------
+
+
+def test_another_process_that_read_other_files_trains_nothing(own_files: Path) -> None:
+    (own_files / "plugin.py").write_text(method("import own_rates", "own_rates.factor()", decorator=PLUGIN))
+    forget_own_files()
+    message = configs_message([config_of_plugin()])
+    forget_own_files()
+    assert [config.name() for config in received_configs(message)] == message["names"]
+    (own_files / "own_rates.py").write_text("def factor():\n    return 0.25\n")
+    forget_own_files()
+    with pytest.raises(ConfigError, match="was edited after this command had read it"):
+        received_configs(message)
