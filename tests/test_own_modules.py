@@ -17,9 +17,10 @@ import torch
 
 import askew
 from askew.cli.main import main
-from askew.errors import ConfigError
+from askew.errors import ConfigError, StoreWarning
 from askew.experiment.api import OwnNetwork
 from askew.experiment.config import CHOICES, Config
+from askew.experiment.conformal import conformal
 from askew.experiment.launch import configs_message, received_configs
 from askew.experiment.value_text import STANDARD_LIBRARY, is_library_module
 
@@ -354,3 +355,19 @@ def test_another_process_that_read_other_files_trains_nothing(own_files: Path) -
     forget_own_files()
     with pytest.raises(ConfigError, match="was edited after this command had read it"):
         received_configs(message)
+
+
+def test_a_stored_run_says_that_a_file_that_its_plugin_imports_was_edited(own_files: Path) -> None:
+    (own_files / "plugin.py").write_text(method("import own_rates", "own_rates.factor()", decorator=PLUGIN))
+    forget_own_files()
+    run = askew.run(config_of_plugin(), out=own_files, progress=False)
+    assert run.folder is not None
+    forget_own_files()
+    assert askew.load_config(run.folder / "run.toml").name() == run.folder.name
+    (own_files / "own_rates.py").write_text("def factor():\n    return 0.25\n")
+    forget_own_files()
+    with pytest.warns(StoreWarning, match="import has changed since this run was begun, so own-.* is another run"):
+        assert askew.load_config(run.folder / "run.toml").name() != run.folder.name
+    forget_own_files()
+    with pytest.warns(StoreWarning, match="import has changed since this run was trained"):
+        conformal([askew.load(run.folder)], trust=True)

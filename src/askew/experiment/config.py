@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -28,13 +29,13 @@ from ..engine.faults import Faults
 from ..engine.privacy import Privacy
 from ..engine.robust import Robust
 from ..engine.settings import EngineSettings
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, StoreWarning, did_you_mean
 from ..models import Network, networks
 from ..participation import CohortParticipation, Participation, participations
 from ..timeline import TimeSettings
 from .file_hash import file_hash
 from .plugins import PLUGIN_PREFIX, PLUGINS, check_kept_plugins, load_plugin, source_text
-from .store import STOPS, find_plugins
+from .store import STOPS, find_plugins, read_json
 from .toml import parse_value, read_stored_toml, read_toml, text_hash, to_toml
 
 S = TypeVar("S", bound=Settings)
@@ -474,12 +475,32 @@ def build_choice(registry: Registry[Any], name: str, table: Any, default: str, t
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Config:
     """A configuration from a file, with `key=value` overrides on top."""
+    overrides, plugins = list(overrides), list(plugins)
     tables = load_tables(path, overrides, plugins)
     if "sweep" in tables:
         raise ConfigError(
             "this file has a [sweep] table, which spans several runs; use askew sweep with it, or remove the table."
         )
-    return Config.build(tables)
+    config = Config.build(tables)
+    if path and is_stored(path) and not [*overrides, *plugins] and imports_edited_files(Path(path).parent, config):
+        warnings.warn(
+            f"a file that the plugins of {Path(path).parent} import has changed since this run was begun, so "
+            f"{config.name()} is another run, which begins with round 1; to go on with the first, restore the file.",
+            StoreWarning,
+            stacklevel=2,
+        )
+    return config
+
+
+def is_stored(path: str | Path) -> bool:
+    """Is this the run.toml of a run folder? It is given to go on with that run, and must be its configuration."""
+    return Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
+
+
+def imports_edited_files(folder: Path, config: Config) -> bool:
+    """Was a file that a run folder's plugins import edited since the run was begun?"""
+    before, now = read_json(folder / "run.json").get("origins", {}), config.origins()
+    return any(before.get(name, now[name]) != now[name] for name in config.source_texts)
 
 
 def load_tables(
@@ -491,8 +512,7 @@ def load_tables(
     """A file's nested tables with overrides and plugins put in; `advice` is for a file that cannot be read."""
     tables: dict[str, Any] = {}
     if path is not None:
-        # a stored run.toml is given to go on with that run, and must be its configuration
-        stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
+        stored = is_stored(path)
         tables = (
             without_defaults(read_stored_toml(Path(path))) if stored else read_toml(path, method_advice(path) or advice)
         )
