@@ -371,3 +371,10 @@ def test_a_stored_run_says_that_a_file_that_its_plugin_imports_was_edited(own_fi
     forget_own_files()
     with pytest.warns(StoreWarning, match="import has changed since this run was trained"):
         conformal([askew.load(run.folder)], trust=True)
+
+
+def test_a_file_that_a_plugin_does_not_find_is_asked_for(own_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own_files / "plugin.py").write_text(method("import own_absent", decorator=PLUGIN))
+    assert main(["run", "--plugin", "plugin.py", "--out", str(own_files)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "No module named 'own_absent'; name its folder in the environment variable PYTHONPATH" in said

@@ -164,8 +164,10 @@ def import_plugin(path: str, name: str, text: bytes) -> ModuleType:
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == spec.origin]
         lines += [e.lineno] if isinstance(e, SyntaxError) else []
         where = f"in line {lines[-1]}: " if lines else ""
+        is_absent = isinstance(e, ModuleNotFoundError)
+        advice = "name its folder in the environment variable PYTHONPATH" if is_absent else "correct the file"
         raise ConfigError(
-            f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again."
+            f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; {advice} and try again."
         ) from None
     return module
 
