@@ -156,6 +156,15 @@ def test_a_file_counts_whether_or_not_it_is_loaded(own_files: Path, imports: str
     assert digest_of_plugin() != before
 
 
+def test_a_folder_of_the_name_of_what_is_not_installed_is_no_module(own_files: Path) -> None:
+    (own_files / "plugin.py").write_text(method(first="import own_tracker", scale="1.0", decorator=PLUGIN))
+    before = digest_of_plugin()
+    (own_files / "own_tracker").mkdir()  # where it writes its files
+    assert digest_of_plugin() == before
+    importlib.import_module("own_tracker")
+    assert config_of_plugin().digest() == before
+
+
 @pytest.mark.parametrize("folder", ["/usr/lib/python3/dist-packages", "/home/me/.venv/lib/python3.12/site-packages"])
 def test_installed_packages_are_no_files_of_ones_own(folder: str) -> None:
     module = ModuleType("some_library")

@@ -58,14 +58,15 @@ def imported_texts(name: str, own: OwnModule) -> list[str]:
 
 
 def find_own(name: str) -> OwnModule | None:
-    """A user's own module of this name, loaded or not; None if there is none."""
+    """A user's own module of this name, loaded or not; None if there is none, or only a folder of this name."""
     if name in sys.modules:
         module = sys.modules[name]
-        return own_module(module) if isinstance(module, ModuleType) and not is_library_module(module) else None
+        is_own = getattr(module, "__file__", None) and isinstance(module, ModuleType) and not is_library_module(module)
+        return own_module(module) if is_own else None
     spec = find_spec(name)
-    if spec is None or is_library_module(name, spec.origin):
+    if spec is None or spec.origin is None or is_library_module(name, spec.origin):
         return None
-    text = file_text(spec.origin or "", {"__name__": name, "__loader__": spec.loader})
+    text = file_text(spec.origin, {"__name__": name, "__loader__": spec.loader})
     return OwnModule(text, imported_names(text, spec.parent or ""))
 
 
