@@ -599,6 +599,24 @@ def test_a_hook_that_needs_a_number_is_refused_where_it_would_get_a_tensor(metho
             train(Net(), engine, method())
 
 
+class PullsByShare(PullsByRate):
+    """Does so with a state to which nothing may be added."""
+
+    def client_state(self, space: Any) -> dict[str, Tensor]:
+        return {"share": torch.ones(1)}
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        if float(client.state["share"]) > 1:
+            raise ValueError("a share is at most 1")
+        return super().direction(theta, grad, client)
+
+
+def test_a_state_that_the_trial_may_not_change_hides_no_hook_that_needs_a_number() -> None:
+    for engine in ("slots", "stacked"):
+        with pytest.raises(EngineError, match="as tensors, with which a hook of this method fails or gives another"):
+            train(Net(), engine, PullsByShare())
+
+
 class TakesANumber(FedAvg):
     """Scales the direction by a number out of a tensor."""
 

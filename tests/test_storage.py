@@ -25,11 +25,11 @@ from askew.engine.process_group import create_shared_file
 from askew.errors import ConfigError, DiskFull, EngineError, ModelError, StoreError, StoreWarning
 from askew.experiment import checkpoint, process_pool, store
 from askew.experiment.build import build
-from askew.experiment.config import CHOICES, Config, load_config, stored_tables
+from askew.experiment.config import CHOICES, Config, load_config
 from askew.experiment.conformal import conformal
 from askew.experiment.extend import end_file
 from askew.experiment.folder_lock import is_locked, lock_folder
-from askew.experiment.launch import FailedRun, run_config, run_each
+from askew.experiment.launch import FailedRun, configs_message, run_config, run_each
 from askew.experiment.plugins import PLUGIN_PREFIX
 from askew.experiment.run_folder import stored_model
 from askew.experiment.store import load, load_all, read_json, read_rounds, write_json, write_lines
@@ -501,7 +501,7 @@ def test_a_full_disk_ends_a_queue_and_the_work_of_a_process(tmp_path: Path, monk
         schedule: Any = Schedule()
         list(reproduce.run_here(schedule, tmp_path, lambda run, record: None, lambda text: None, go_on=True))
     monkeypatch.setattr(process_pool, "run_all", full)
-    monkeypatch.setattr(process_pool, "next_order", lambda: [stored_tables(Config.build(TABLES))])
+    monkeypatch.setattr(process_pool, "next_order", lambda: configs_message([Config.build(TABLES)]))
     sent: list[dict[str, Any]] = []
     with pytest.raises(DiskFull) as ended:
         process_pool.run_parts({"out": str(tmp_path), "processes": 2, "each": True}, sent.append)

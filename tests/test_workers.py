@@ -28,9 +28,9 @@ from askew.engine.process_group import ProcessGroup
 from askew.errors import ConfigError, EngineError
 from askew.experiment import checkpoint, launch, worker_process
 from askew.experiment.api import OwnData
-from askew.experiment.config import CHOICES, Config, stored_tables
+from askew.experiment.config import CHOICES, Config
 from askew.experiment.folder_lock import lock_folder
-from askew.experiment.launch import run_all, run_config, run_shared
+from askew.experiment.launch import configs_message, run_all, run_config, run_shared
 from askew.experiment.workers import WorkerGroup
 
 PLUGIN = """
@@ -308,8 +308,8 @@ def test_a_worker_that_is_started_early_gets_the_job_and_what_changed_meanwhile(
 
 @pytest.mark.slow
 def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
-    tables = stored_tables(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
-    job = {"configs": [tables], "out": str(tmp_path), "fresh": False, "save_every": 5.0}
+    configs = configs_message([configured(2, algorithm={"name": "scaffold"}, rounds=100_000)])
+    job = {**configs, "out": str(tmp_path), "fresh": False, "save_every": 5.0}
     with WorkerGroup(2, run_shared, job) as group:
         wait_for_a_round(tmp_path)
         for connection in group.connections:

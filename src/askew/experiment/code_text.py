@@ -10,10 +10,13 @@ import dataclasses
 import dis
 import inspect
 import json
+import linecache
+import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
+from tokenize import TokenError
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +24,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..core.method_checks import code_names
+from .compiled_code import compiled, function_in, says
+from .own_modules import OwnModule, imported_names, imported_texts, module_text
 from .value_text import Undescribed, ValueTexts, is_library, is_library_module, is_plain, qualified_name
 
 # by function: values in its closure that may change, as they were when they were first met. What a hook collects in a
@@ -28,6 +33,8 @@ from .value_text import Undescribed, ValueTexts, is_library, is_library_module, 
 FIRST_TEXTS: WeakKeyDictionary[FunctionType, dict[str, tuple[object, str]]] = WeakKeyDictionary()
 # by class: its lines, and the number of the first; empty where they cannot be read
 CLASS_LINES: WeakKeyDictionary[type, tuple[list[str], int]] = WeakKeyDictionary()
+# by function: its code, which is another one if it was loaded again, and its lines; empty where they cannot be read
+FUNCTION_LINES: WeakKeyDictionary[FunctionType, tuple[CodeType, str]] = WeakKeyDictionary()
 
 
 def source_text(thing: object, values: ValueTexts | None = None) -> str:
@@ -39,10 +46,7 @@ def source_text(thing: object, values: ValueTexts | None = None) -> str:
         return thing
     values = values or ValueTexts(code_of)
     if isinstance(thing, ModuleType):
-        try:
-            return inspect.getsource(thing)
-        except (OSError, TypeError):
-            return thing.__name__
+        return module_text(thing)
     if not isinstance(thing, (type, FunctionType)):
         return values.text(thing)
     text = own_text(thing)
@@ -63,27 +67,36 @@ def own_text(thing: type | FunctionType) -> str:
     lines, first = class_lines(thing)
     if not lines:
         return plain_class_text(thing)
-    own = [f for f in vars(thing).values() if isinstance(f, FunctionType) and not hasattr(f, "__wrapped__")]
-    starts = [
-        f.__code__.co_firstlineno
-        for f in own
-        if f.__qualname__ == f"{thing.__qualname__}.{f.__name__}"
-        and inspect.getsourcefile(f) == inspect.getsourcefile(thing)
-    ]
+    starts = [f.__code__.co_firstlineno for f in functions_in_file(thing)]
     # Python finds a class by its name, which a file may give to two classes
     is_another = any(not first <= start < first + len(lines) for start in starts)
     return plain_class_text(thing) if is_another else "".join(lines)
 
 
-def class_lines(cls: type) -> tuple[list[str], int]:
-    """The lines of a class in its file, and the number of the first; none where they cannot be read.
+def functions_in_file(cls: type) -> list[FunctionType]:
+    """The functions of a class that were written in it, and not put there by other code."""
+    own = [f for f in vars(cls).values() if isinstance(f, FunctionType) and not hasattr(f, "__wrapped__")]
+    return [
+        f
+        for f in own
+        if f.__qualname__ == f"{cls.__qualname__}.{f.__name__}"
+        and inspect.getsourcefile(f) == inspect.getsourcefile(cls)
+    ]
 
-    They are looked up once, since Python parses the whole file for them.
+
+def class_lines(cls: type) -> tuple[list[str], int]:
+    """The lines of a class in its file, and the number of the first; none where they cannot be read, or where the file
+    was edited after the class was made.
+
+    They are looked up once: Python parses the whole file for them, and the user may edit it.
     """
     if cls not in CLASS_LINES:
         try:
             CLASS_LINES[cls] = inspect.getsourcelines(cls)
-        except (OSError, TypeError):
+            text = "".join(linecache.getlines(inspect.getsourcefile(cls) or ""))
+            if not (is_library(cls) or all(says(text, f.__code__) for f in functions_in_file(cls))):
+                CLASS_LINES[cls] = [], 0
+        except (OSError, TypeError, SyntaxError, TokenError):
             CLASS_LINES[cls] = [], 0
     return CLASS_LINES[cls]
 
@@ -118,8 +131,9 @@ def used_texts(thing: type | FunctionType, values: ValueTexts) -> list[str]:
     texts, seen, waiting = list[str](), {id(thing)}, [thing]
     while waiting:
         for function in functions_of(waiting.pop()):
+            texts += imported_texts("", OwnModule("", imported_inside(function)))
             for name, value in used_globals(function):
-                if id(value) in seen or name.startswith("__"):
+                if id(value) in seen or name.rpartition(".")[2].startswith("__"):
                     continue
                 if isinstance(value, (type, FunctionType)) and value.__module__ == thing.__module__:
                     seen.add(id(value))
@@ -145,6 +159,23 @@ def used_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
                 waiting.append((f"{prefix}{name}.", vars(value)))
 
 
+def imported_inside(function: FunctionType) -> tuple[str, ...]:
+    """The names of what a function imports when it is called."""
+    return imported_names(import_statements(function.__code__), str(function.__globals__.get("__package__") or ""))
+
+
+@lru_cache(maxsize=1000)
+def import_statements(code: CodeType) -> str:
+    """The imports in a piece of code, and in what is defined in it."""
+    lines = [import_statements(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, members, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME":
+            name = "." * int(level.argval) + str(step.argval)
+            lines.append(f"from {name} import {', '.join(members.argval)}" if members.argval else f"import {name}")
+    return "\n".join(filter(None, lines))
+
+
 def used_value(function: FunctionType, name: str, value: object, values: ValueTexts) -> list[str]:
     """A text of a value that code uses by a name of its module; none where the name alone says what it is."""
     try:
@@ -162,20 +193,15 @@ def used_value(function: FunctionType, name: str, value: object, values: ValueTe
 
 
 def functions_of(thing: type | FunctionType) -> Iterator[FunctionType]:
-    """The function, or those of a class and of the classes above it in the same module."""
+    """The function, or those of a class and of the classes above it that are in the same module or the user's."""
     if isinstance(thing, FunctionType):
         yield thing
         return
     for each in thing.__mro__:
-        for value in vars(each).values() if each.__module__ == thing.__module__ else ():
+        for value in vars(each).values() if each.__module__ == thing.__module__ or not is_library(each) else ():
             function = function_in(value)
             if isinstance(function, FunctionType):
                 yield function
-
-
-def function_in(attribute: object) -> object:
-    """What a class's static method, class method or property calls; of others the attribute itself."""
-    return getattr(attribute, "__func__", None) or getattr(attribute, "fget", None) or attribute
 
 
 def plain_class_text(cls: type) -> str:
@@ -193,27 +219,32 @@ def plain_class_text(cls: type) -> str:
 
 def function_text(function: FunctionType) -> str:
     """The source text of a function, or else its compiled code and plain defaults."""
-    try:
-        text = inspect.getsource(function)
+    if text := source_lines(inspect.unwrap(function)):
         if function.__name__ != "<lambda>" or (text.count("lambda") == 1 and first_definition(text)):
             return text
         return f"{text} {compiled(function.__code__)}"  # the lines may hold others, or not the whole of it
-    except (OSError, TypeError):
-        defaults, named = function.__defaults__, function.__kwdefaults__
-        named = named and {name: value if is_plain(value) else ... for name, value in named.items()}
-        defaults = defaults and tuple(value if is_plain(value) else ... for value in defaults)
-        return f"{compiled(function.__code__)} {defaults!r} {named!r}"
+    defaults, named = function.__defaults__, function.__kwdefaults__
+    named = named and {name: value if is_plain(value) else ... for name, value in named.items()}
+    defaults = defaults and tuple(value if is_plain(value) else ... for value in defaults)
+    return f"{compiled(function.__code__)} {defaults!r} {named!r}"
 
 
-def compiled(code: CodeType) -> str:
-    """What a piece of compiled code does, without where it stands."""
-    inner = [compiled(c) if isinstance(c, CodeType) else constant_text(c) for c in code.co_consts]
-    return f"{code.co_code.hex()} {inner} {code.co_names} {code.co_varnames} {code.co_freevars}"
-
-
-def constant_text(constant: object) -> str:
-    """A constant of compiled code; a set's members in an order that is the same in every process."""
-    return f"{sorted(map(repr, constant))}" if isinstance(constant, frozenset) else repr(constant)
+def source_lines(function: object) -> str:
+    """The lines of a function in its file, without what is around it, as they were when it was first met; empty where
+    they cannot be read, or where the file was edited after the function was made.
+    """
+    if not isinstance(function, FunctionType):
+        return ""
+    code, text = FUNCTION_LINES.get(function, (None, ""))
+    if code is not function.__code__:
+        try:
+            lines, start = inspect.findsource(function.__code__)
+            is_current = is_library(function) or says("".join(lines), function.__code__)
+            text = "".join(inspect.getblock(lines[start:])) if is_current else ""
+        except (OSError, TypeError, SyntaxError, TokenError):
+            text = ""
+        FUNCTION_LINES[function] = function.__code__, text
+    return text
 
 
 # the values that code was made with -----------------------------------------------------------------------------------
@@ -224,12 +255,24 @@ def made_with(thing: type | FunctionType, values: ValueTexts, shown: str) -> lis
     if is_library(thing) and "<" not in thing.__qualname__:
         return []
     if isinstance(thing, FunctionType):
-        return function_values(thing, values)
+        return [*function_values(thing, values), *wrapper_texts(thing, shown)]
     lines = class_values(thing, values)
+    for function in functions_of(thing):
+        lines += wrapper_texts(function, shown)
     for base in [base for base in thing.__mro__[1:] if not is_library(base)]:
         text = own_text(base)
         lines += [*([] if text in shown else [text]), *class_values(base, values)]
     return lines
+
+
+def wrapper_texts(function: FunctionType, shown: str) -> Iterator[str]:
+    """The texts of the user's own decorators around a function that are not shown: its lines name them alone."""
+    while isinstance(function, FunctionType) and "__wrapped__" in vars(function):
+        home = str(function.__globals__.get("__name__", ""))  # its __module__ is that of what it wraps
+        text = source_lines(function) or compiled(function.__code__)
+        if text not in shown and not is_library_module(sys.modules.get(home, home)):
+            yield text
+        function = vars(function)["__wrapped__"]
 
 
 def class_values(cls: type, values: ValueTexts) -> list[str]:
@@ -254,6 +297,17 @@ def is_pythons_own(name: str, value: object, is_dataclass: bool) -> bool:
         return is_dataclass and name.startswith("__") and made
     slots = (types.MemberDescriptorType, types.GetSetDescriptorType, cached_property)
     return name.startswith(("__", "_abc_")) or isinstance(value, slots)
+
+
+def is_typed_in(cls: type) -> bool:
+    """Was a class typed into a session, or made by `exec`? The file of its module, if there is one, does not say it."""
+    functions = {name: function_in(value) for name, value in vars(cls).items()}
+    return any(
+        isinstance(function, FunctionType)
+        and function.__code__.co_filename.startswith("<")
+        and not is_pythons_own(name, function, is_dataclass=True)
+        for name, function in functions.items()
+    )
 
 
 def is_said(literals: Mapping[str, str], name: str, value: object) -> bool:
@@ -327,9 +381,8 @@ def literal_attributes(text: str) -> dict[str, str]:
 
 def default_literals(function: FunctionType) -> dict[str, str] | None:
     """The defaults that the text of a function gives as literals; None: it has no text, and its code shows them."""
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):
+    text = source_lines(inspect.unwrap(function))
+    if not text:
         return None
     return {} if hasattr(function, "__wrapped__") else literal_arguments(text, function.__name__)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -27,13 +29,13 @@ from ..engine.faults import Faults
 from ..engine.privacy import Privacy
 from ..engine.robust import Robust
 from ..engine.settings import EngineSettings
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, StoreWarning, did_you_mean
 from ..models import Network, networks
 from ..participation import CohortParticipation, Participation, participations
 from ..timeline import TimeSettings
 from .file_hash import file_hash
-from .plugins import PLUGINS, check_kept_plugins, load_plugin, source_text
-from .store import STOPS, find_plugins
+from .plugins import PLUGIN_PREFIX, PLUGINS, check_kept_plugins, load_plugin, source_text
+from .store import STOPS, find_plugins, read_json
 from .toml import parse_value, read_stored_toml, read_toml, text_hash, to_toml
 
 S = TypeVar("S", bound=Settings)
@@ -317,7 +319,7 @@ class Config:
         for name in STOPS:  # and after it was stopped
             tables["evaluation"].pop(name, None)
         tables |= {f"content of {name}": hashes for name, hashes in self.file_hashes().items()}
-        tables |= {f"source of {name}": text for name, text in self.source_texts().items()}
+        tables |= {f"source of {name}": text for name, text in self.source_texts.items()}
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
 
     def file_hashes(self) -> dict[str, list[str]]:
@@ -325,8 +327,11 @@ class Config:
         names = [*CHOICES, *(["time"] if self.time.reads() else [])]
         return {name: [file_hash(path) for path in getattr(self, name).reads()] for name in names}
 
+    @cached_property
     def source_texts(self) -> dict[str, str]:
-        """The code of each choice that is not askew's own, as it was when it was loaded."""
+        """The code of each choice that is not askew's own, as it was when this was asked first: what code changes while
+        it trains, as a list of the module's that it fills, does not make it another run.
+        """
         classes = {name: type(getattr(self, name)) for name in CHOICES}
         return {name: source_text(cls) for name, cls in classes.items() if not is_askews(cls)}
 
@@ -335,7 +340,7 @@ class Config:
         settings, those with other hashes are not the same.
         """
         data = {f"content of {name}": "".join(hashes) for name, hashes in self.file_hashes().items() if hashes}
-        return {name: text_hash(text)[:8] for name, text in (data | self.source_texts()).items()}
+        return {name: text_hash(text)[:8] for name, text in (data | self.source_texts).items()}
 
     def name(self) -> str:
         """The run folder's name."""
@@ -444,10 +449,20 @@ class FromPython:
     name = "own"
 
 
+def of_loaded_class(registry: Registry[Any], name: str, settings: Settings) -> Settings:
+    """Settings, by the class that takes the place of theirs if their plugin was edited and loaded again."""
+    cls = type(settings)
+    if cls.__module__.startswith(PLUGIN_PREFIX) and cls not in registry.members.values():
+        for new in registry.members.values():
+            if (new.__module__, new.__qualname__) == (cls.__module__, cls.__qualname__):
+                return cast(Settings, new.build(settings.table(), name))
+    return settings
+
+
 def build_choice(registry: Registry[Any], name: str, table: Any, default: str, tables: Mapping[str, Any]) -> Any:
     """The member of a registry that a table names, built from the table's other keys."""
     if isinstance(table, Settings):
-        return table
+        return of_loaded_class(registry, name, table)
     key = table.get("name", default)
     if not isinstance(key, str):
         raise ConfigError(f"{name}.name must be a text in quotes, got {key!r}; known: {', '.join(sorted(registry))}.")
@@ -460,12 +475,32 @@ def build_choice(registry: Registry[Any], name: str, table: Any, default: str, t
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Config:
     """A configuration from a file, with `key=value` overrides on top."""
+    overrides, plugins = list(overrides), list(plugins)
     tables = load_tables(path, overrides, plugins)
     if "sweep" in tables:
         raise ConfigError(
             "this file has a [sweep] table, which spans several runs; use askew sweep with it, or remove the table."
         )
-    return Config.build(tables)
+    config = Config.build(tables)
+    if path and is_stored(path) and not [*overrides, *plugins] and imports_edited_files(Path(path).parent, config):
+        warnings.warn(
+            f"a file that the plugins of {Path(path).parent} import has changed since this run was begun, so "
+            f"{config.name()} is another run, which begins with round 1; to go on with the first, restore the file.",
+            StoreWarning,
+            stacklevel=2,
+        )
+    return config
+
+
+def is_stored(path: str | Path) -> bool:
+    """Is this the run.toml of a run folder? It is given to go on with that run, and must be its configuration."""
+    return Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
+
+
+def imports_edited_files(folder: Path, config: Config) -> bool:
+    """Was a file that a run folder's plugins import edited since the run was begun?"""
+    before, now = read_json(folder / "run.json").get("origins", {}), config.origins()
+    return any(before.get(name, now[name]) != now[name] for name in config.source_texts)
 
 
 def load_tables(
@@ -477,8 +512,7 @@ def load_tables(
     """A file's nested tables with overrides and plugins put in; `advice` is for a file that cannot be read."""
     tables: dict[str, Any] = {}
     if path is not None:
-        # a stored run.toml is given to go on with that run, and must be its configuration
-        stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
+        stored = is_stored(path)
         tables = (
             without_defaults(read_stored_toml(Path(path))) if stored else read_toml(path, method_advice(path) or advice)
         )

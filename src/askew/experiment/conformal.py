@@ -37,7 +37,7 @@ from ..core.types import Batch
 from ..engine.evaluate import SAMPLES_AT_A_TIME
 from ..errors import AskewError, ConfigError, DataError, ModelError, StoreError, StoreWarning
 from .build import BuildCache, build
-from .config import Config
+from .config import Config, imports_edited_files
 from .plugins import plugin_module
 from .process_state import torch_state
 from .run_folder import stored_model
@@ -259,6 +259,13 @@ def probabilities(run: Run, build_cache: BuildCache | None = None, trust: bool =
         refuse_unknown_plugins(run)
     # The model is trained: how its updates were hidden changes nothing any more.
     config = Config.build({name: table for name, table in run.config.items() if name != "privacy"})
+    if imports_edited_files(run.folder, config):
+        warnings.warn(
+            f"a file that the plugins of {run.folder} import has changed since this run was trained: what is measured "
+            "are its weights in the new code; restore the file if that computes something else.",
+            StoreWarning,
+            stacklevel=2,
+        )
     network = replace(config.model, weights=str(run.folder / "model.safetensors"), new_head=False)
     with torch_state(config), torch.no_grad():
         built = build(replace(config, model=network), build_cache)

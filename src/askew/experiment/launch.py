@@ -221,7 +221,7 @@ def run_on_workers(
         stopping = stack.enter_context(stop_requests())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
         job = {
-            "configs": [stored_tables(config) for config in configs],
+            **configs_message(configs),
             "out": str(folder),
             "fresh": fresh,
             "save_every": math.inf if out is None else save_every,
@@ -236,12 +236,28 @@ def run_on_workers(
 
 def run_shared(job: Message, send: Send) -> None:
     """A worker's job: run configurations together with the other workers, and send messages about them."""
-    configs, watch = [Config.build(tables) for tables in job["configs"]], send_rounds(send)
+    configs, watch = received_configs(job), send_rounds(send)
     for run in run_all(configs, job["out"], fresh=job["fresh"], watch=watch, save_every=job["save_every"]):
         send(end_message(run))
 
 
 # messages about runs --------------------------------------------------------------------------------------------
+
+
+def configs_message(configs: Sequence[Config]) -> Message:
+    """The message by which another process gets configurations."""
+    return {"configs": [stored_tables(config) for config in configs], "names": [config.name() for config in configs]}
+
+
+def received_configs(message: Message) -> list[Config]:
+    """The configurations in a message; refused where this process read other files than the one that sent it."""
+    configs = [Config.build(tables) for tables in message["configs"]]
+    if [config.name() for config in configs] != message["names"]:
+        raise ConfigError(
+            "a plugin, a file that it imports or a file of data was edited after this command had read it, and a new "
+            "process read the new one; start the command again, which goes on from what is stored."
+        )
+    return configs
 
 
 def send_rounds(send: Send) -> OnRound:

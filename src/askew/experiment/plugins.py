@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
-import inspect
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -26,12 +25,11 @@ from ..data.partition import Partition
 from ..errors import ConfigError, StoreError, StoreWarning
 from ..models import Network, networks
 from ..participation import Participation, participations
-from .code_text import class_text, text_with_values
-from .code_text import source_text as module_text
+from .code_text import class_text, is_typed_in, text_with_values
 from .file_hash import file_hash
 from .hook_fault import returned_fault
+from .own_modules import meet, whole_text
 from .store import read_json
-from .value_text import is_library_module
 
 C = TypeVar("C", bound=type)
 
@@ -39,8 +37,8 @@ PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
 # of a plugin's module: its file's content when it was loaded, and the text with those of the user's files it imports
 TEXT, SOURCE = "__askew_text__", "__askew_source__"
 PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
-# by class: the text of its file and of those that this imports; empty without a file
-FILE_TEXTS: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+# by class of a plugin: the SOURCE of its module, whose place in sys.modules a later one may take
+SOURCES: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
 # by base class: where `register` adds a class
 REGISTRIES: dict[type[Settings], Registry[Any]] = {
@@ -99,7 +97,7 @@ def load_plugin(path: str) -> None:
         raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
     name = plugin_module(path)
     text = file.read_bytes()
-    if name in sys.modules and sys.modules[name].__dict__.get(TEXT) == text and registers(name):
+    if is_loaded(name, text):
         LOADED[file.resolve()] = name
         return
     for other in {name, *(module for path, module in LOADED.items() if replaces(file.resolve(), path))}:
@@ -108,12 +106,23 @@ def load_plugin(path: str) -> None:
                 del registry.members[member]
     LOADED[file.resolve()] = name
     before = {id(cls) for registry in REGISTRIES.values() for cls in registry.members.values()}
-    module = import_plugin(path, name)
+    module = import_plugin(path, name, text)
     if not registers(name):
         new = [c for registry in REGISTRIES.values() for c in registry.members.values() if id(c) not in before]
         raise no_class_of_its_own(path, new)
-    source = "\n".join([inspect.getsource(module), *imported_texts(module)])
-    module.__dict__[TEXT], module.__dict__[SOURCE] = text, source
+    meet(module, decode_source(text))
+    module.__dict__[TEXT], module.__dict__[SOURCE] = text, whole_text(module)
+    members = [cls for registry in REGISTRIES.values() for cls in registry.members.values()]
+    own = [cls for cls in (*vars(module).values(), *members) if isinstance(cls, type) and cls.__module__ == name]
+    SOURCES.update(dict.fromkeys(own, module.__dict__[SOURCE]))
+
+
+def is_loaded(name: str, text: bytes) -> bool:
+    """Is a plugin of this text loaded and registered, and no file of the user's that it imports loaded anew since?"""
+    module = sys.modules.get(name)
+    if module is None or module.__dict__.get(TEXT) != text or not registers(name):
+        return False
+    return whole_text(module) == str(module.__dict__[SOURCE])
 
 
 def no_class_of_its_own(path: str, others: Sequence[type]) -> ConfigError:
@@ -137,15 +146,16 @@ def registers(module: str) -> bool:
     return any(member.__module__ == module for registry in REGISTRIES.values() for member in registry.members.values())
 
 
-def import_plugin(path: str, name: str) -> ModuleType:
-    """Import a file under a module name; what the file raises becomes a sentence with its line."""
+def import_plugin(path: str, name: str, text: bytes) -> ModuleType:
+    """Import a file of this text under a module name; what the file raises becomes a sentence with its line."""
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         raise ConfigError(f"the plugin {path!r} is not a Python file; name one that ends in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # not as Python imports it, which may take an older text's code for one of the same size and time
+        exec(spec.loader.source_to_code(text, spec.origin), module.__dict__)
     except ConfigError:
         del sys.modules[name]
         raise
@@ -154,8 +164,10 @@ def import_plugin(path: str, name: str) -> ModuleType:
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == spec.origin]
         lines += [e.lineno] if isinstance(e, SyntaxError) else []
         where = f"in line {lines[-1]}: " if lines else ""
+        is_absent = isinstance(e, ModuleNotFoundError)
+        advice = "name its folder in the environment variable PYTHONPATH" if is_absent else "correct the file"
         raise ConfigError(
-            f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again."
+            f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; {advice} and try again."
         ) from None
     return module
 
@@ -164,43 +176,11 @@ def source_text(cls: type) -> str:
     """The text of the file that a class is from, with those of the user's files that it imports, as they were when it
     was loaded or first met; and what they do not say of the class, such as the values in a closure.
     """
+    if cls in SOURCES:
+        return SOURCES[cls]
     module = sys.modules.get(cls.__module__)
-    if module is not None and SOURCE in module.__dict__:
-        return str(module.__dict__[SOURCE])
-    if cls not in FILE_TEXTS:  # which the user may edit while the class is trained
-        try:
-            FILE_TEXTS[cls] = "\n".join([inspect.getsource(module), *imported_texts(module)]) if module else ""
-        except (OSError, TypeError):  # a notebook's class, which has no file
-            FILE_TEXTS[cls] = ""
-    return text_with_values(cls, FILE_TEXTS[cls]) if FILE_TEXTS[cls] else class_text(cls)
-
-
-def imported_texts(module: ModuleType) -> list[str]:
-    """The texts of a user's own files that a module imports, and of those that these import, each once."""
-    found, waiting = {module.__name__: ""}, [module]
-    while waiting:
-        for name in imported_names(waiting.pop()):
-            other = sys.modules.get(name)
-            if other is not None and name not in found and not is_library_module(other):
-                found[name] = module_text(other)
-                waiting.append(other)
-    return [text for text in found.values() if text]
-
-
-def imported_names(module: ModuleType) -> Iterator[str]:
-    """What a module's text imports, whether or not it is a module, and the packages that it is in."""
-    names = list[str]()
-    with suppress(SyntaxError, ImportError):  # the text was edited since it was imported; a package is left
-        for node in ast.walk(ast.parse(module_text(module))):
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                base = "." * node.level + (node.module or "")
-                base = importlib.util.resolve_name(base, module.__package__ or "") if node.level else base
-                names += [f"{base}.{alias.name}" for alias in node.names]
-    for name in names:
-        parts = name.split(".")
-        yield from (".".join(parts[: n + 1]) for n in range(len(parts)))
+    text = whole_text(module) if module and not is_typed_in(cls) else ""
+    return text_with_values(cls, text) if text else class_text(cls)  # of a notebook's class, which has no file
 
 
 def check_kept_plugins(folder: Path) -> None:

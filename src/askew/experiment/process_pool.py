@@ -26,7 +26,16 @@ from ..errors import DiskFull, EngineError
 from .build import device_of
 from .config import Config, stored_tables
 from .cores import check_cores
-from .launch import FailedRun, RemoteRuns, check_rebuildable, end_message, run_all, send_rounds
+from .launch import (
+    FailedRun,
+    RemoteRuns,
+    check_rebuildable,
+    configs_message,
+    end_message,
+    received_configs,
+    run_all,
+    send_rounds,
+)
 from .process_state import stop_requests
 from .process_tuning import ENVIRONMENT
 from .run import OnRound
@@ -260,7 +269,7 @@ class PoolWorker:
         """
         alone = [replace(config, engine=replace(config.engine, workers=1)) for config in part or ()]
         self.part, self.waits, self.ends = part or self.part, False, part is None
-        self.group.send(0, [stored_tables(config) for config in alone])
+        self.group.send(0, configs_message(alone))
 
     def stop(self) -> None:
         """Stop its runs after their round; the process ends then."""
@@ -370,9 +379,9 @@ def run_parts(job: Message, send: Send) -> None:
 
     while True:
         send({"waits": True})
-        if not (part := next_order()):
+        configs = received_configs(next_order())
+        if not configs:
             return
-        configs = [Config.build(tables) for tables in part]
         try:
             for run in run_all(configs, job["out"], watch=watch):
                 if not run.over:

@@ -10,6 +10,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -25,7 +26,9 @@ PLAIN |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_form
 DEEPEST = 100  # levels of values that hold values; what is deeper is not described
 LONGEST = 2000  # letters of a text; of a longer one, its hash stands for it
 # of their functions and classes, the names are enough
-LIBRARIES = {"torch", "numpy", "askew", *sys.stdlib_module_names}
+LIBRARIES = {"torch", "numpy", "askew"}
+STANDARD_LIBRARY = Path(inspect.__file__).parent
+INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages; the second is Debian's
 OF_TORCH = set(vars(nn.Module()))  # attributes that every layer has
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -50,13 +53,14 @@ def is_library(thing: object) -> bool:
     return is_library_module(sys.modules.get(name, name))
 
 
-def is_library_module(module: ModuleType | str) -> bool:
-    """Is a module of an installed package? A name stands for one that is not loaded."""
+def is_library_module(module: ModuleType | str, file: str | None = None) -> bool:
+    """Is a module of an installed package? A name, and its file, stand for one that is not loaded."""
     name = module if isinstance(module, str) else module.__name__
-    if name.partition(".")[0] in LIBRARIES:
+    first, path = name.partition(".")[0], Path(getattr(module, "__file__", file) or "")
+    if not INSTALLED.isdisjoint(path.parts) or path.is_relative_to(STANDARD_LIBRARY):
         return True
-    file = str(getattr(module, "__file__", None) or "")
-    return any(folder in file for folder in ("site-packages", "dist-packages"))  # the second is Debian's
+    # a user's own file may be called code.py; what has no file is Python's
+    return first in LIBRARIES or (first in sys.stdlib_module_names and path.suffix != ".py")
 
 
 def qualified_name(thing: object) -> str:
