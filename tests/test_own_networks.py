@@ -173,6 +173,21 @@ def doubled(output: Tensor, y: Tensor) -> Tensor:
     return losses
 
 
+def test_a_criterion_that_changes_its_output_in_place_changes_no_accuracy() -> None:
+    """It may do so where torch can differentiate it; predictions are read off the output before."""
+
+    def in_place(output: Tensor, y: Tensor) -> Tensor:
+        losses = F.cross_entropy(output, y, reduction="none")
+        with torch.no_grad():
+            output.neg_()
+        return losses
+
+    plain = lambda output, y: F.cross_entropy(output, y, reduction="none")
+    given = (replace(dataset(), criterion=criterion) for criterion in (plain, in_place))
+    one, other = (train("softmax", data=data) for data in given)
+    assert one.curve("accuracy") == other.curve("accuracy") and one.curve("loss") == other.curve("loss")
+
+
 def test_a_criterion_for_one_client_at_a_time_is_refused_elsewhere_and_avoided() -> None:
     data, mlp = replace(dataset(), criterion=doubled), {"name": "mlp", "hidden": [8]}
     many = {"partition": {"name": "lognormal", "clients": 30}, "participation": {"cohort": 20}}

@@ -68,6 +68,17 @@ def regression(criterion: Any) -> askew.Dataset:
     return askew.Dataset(samples, samples, classes=0, criterion=criterion)
 
 
+def in_large(small: Callable[[Tensor], Any], large: Callable[[Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+    """A criterion that does something else with batches of more samples than are tried before a run."""
+    return lambda o, y: (small if len(y) <= 3 else large)((o - y).square().sum(1))
+
+
+def targets_in_place(output: Tensor, y: Tensor) -> Tensor:
+    y -= 1
+    return (output - y).square().sum(1)
+
+
+DETACHED = in_large(lambda losses: losses, lambda losses: losses.detach())
 LINE = nn.Linear(6, 1)
 NETWORKS: dict[str, tuple[Attempt, str]] = {
     "too few outputs": (run(model=nn.Linear(6, 2)), "network Linear has 2 outputs, and the data have 4 classes"),
@@ -103,6 +114,29 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "a batch of one lost": (
         run(model=Net(lambda out: out.squeeze())),
         r"one row for each input, and returned a tensor of shape \[4\] .* for a batch of one; .* instead of squeeze",
+    ),
+    "criterion of one number": (
+        run(model=LINE, data=regression(in_large(lambda losses: losses, lambda losses: float(losses.mean())))),
+        "one loss for each sample, .* returned a value of type float; leave out",
+    ),
+    "criterion of nothing": (
+        run(model=LINE, data=regression(in_large(lambda losses: losses, lambda losses: None)), engine="stacked"),
+        "one loss for each sample, .* returned None; leave out",
+    ),
+    "criterion changes targets": (
+        run(model=LINE, data=regression(targets_in_place)),
+        "the criterion changes the targets in place, .* y = y - 1 instead of y -= 1",
+    ),
+    **{
+        f"criterion without gradient later, {engine}": (
+            run(model=LINE, data=regression(DETACHED), engine=engine),
+            "the loss has no gradient, so that nothing would be trained; let the network and the criterion compute",
+        )
+        for engine in ("sequential", "vmapped", "stacked", "slots")
+    },
+    "network without gradient later": (
+        run(model=Net(lambda out: out if len(out) <= 3 else out.detach()), engine="vmapped"),
+        "the loss has no gradient, so that nothing would be trained",
     ),
     "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
 }
@@ -404,7 +438,9 @@ def test_what_is_wrong_in_a_later_round_alone_is_refused_too() -> None:
     for engine in ("sequential", "vmapped"):
         with pytest.raises(AlgorithmError, match=r"^Own: loss\(\) returned a number that has no gradient"):
             run(method(loss=loss), engine=engine, rounds=3)()
-        with pytest.raises(ModelError, match=r"the criterion must return one loss for each sample, .* of shape \[\];"):
+        with pytest.raises(
+            ModelError, match=r"the criterion must return one loss for each sample, .* of shape \[\] and"
+        ):
             run(data=askew.Dataset(askew.Samples(X, Y), askew.Samples(X, Y), 4, criterion=criterion), engine=engine)()
 
 

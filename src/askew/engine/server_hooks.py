@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.hooks import STATE, correct_hook, in_words, is_ours, is_pair, is_state, is_users, unchanged, wrong_return
+from ..core.hooks import STATE, correct_hook, is_ours, is_pair, is_state, is_users, unchanged, wrong_return
 from ..core.space import Space
 from ..core.types import Cohort, State
+from ..core.words import in_words
 from ..errors import AlgorithmError
 
 WEIGHTS_CLOSE = 1e-3  # how far from 1 the sum of weights may be, by rounding

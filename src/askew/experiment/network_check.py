@@ -17,12 +17,12 @@ from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
 from ..core.differentiate import differentiate, differentiate_rows, value_and_buffers
-from ..core.hooks import in_words
 from ..core.settings import is_askews
 from ..core.space import WRAPPED, Space
-from ..core.task import Bound, Functional, WithFeatures
+from ..core.task import Bound, Functional, WithFeatures, check_losses
 from ..core.text import count_text
 from ..core.types import Batch
+from ..core.words import in_words
 from ..data.federation import Federation
 from ..engine.choose import DRAWS, FORBIDS_PADDING
 from ..errors import EngineError, ModelError
@@ -347,7 +347,7 @@ def check_output(output: object, example: Tensor, fed: Federation, name: str) ->
 
 def check_targets(output: Tensor, fed: Federation, name: str) -> None:
     """Refuse an output of another shape than the targets', and a criterion that gives no loss for each sample."""
-    y = fed.test.y[: len(output)].cpu()
+    y = fed.test.y[: len(output)].cpu().clone()
     if fed.criterion == "squared_error":
         if output.numel() != y.numel():
             raise ModelError(
@@ -358,17 +358,19 @@ def check_targets(output: Tensor, fed: Federation, name: str) -> None:
     assert callable(fed.criterion)
     try:
         output = output.detach().requires_grad_().clone()  # no leaf, which nothing may change in place
-        losses = fed.criterion(output, y.to(output.dtype) if y.is_floating_point() else y)
+        y = y.to(output.dtype) if y.is_floating_point() else y
+        version, losses = y._version, fed.criterion(output, y)
     except Exception as e:
         raise ModelError(
             f"the criterion failed on the output of {name}, {in_words(output)}, and targets, {in_words(y)}: "
             f"{first_line(e)}; correct the criterion or the network."
         ) from None
-    if not isinstance(losses, Tensor) or losses.shape != (len(output),):
+    if y._version != version:
         raise ModelError(
-            f"the criterion must return one loss for each sample, a tensor of shape [{len(output)}] here, and returned "
-            f'{in_words(losses)}; leave out its average, as by reduction="none", and sum over further dimensions.'
+            "the criterion changes the targets in place, and so the data themselves; let it compute a new tensor, "
+            "such as y = y - 1 instead of y -= 1."
         )
+    check_losses(losses, len(output))
     if not losses.requires_grad:
         raise ModelError(
             "the losses that the criterion returned have no gradient, so that nothing would be trained; compute them "

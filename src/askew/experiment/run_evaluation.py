@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.hooks import correct_hook, fits, in_words, is_state, wrong_return
+from ..core.hooks import correct_hook, fits, is_state, wrong_return
 from ..core.records import Record, is_record_key
 from ..core.task import WithFeatures
+from ..core.words import in_words
 from ..engine.evaluate import (
     Evaluator,
     accuracy_by_rarity,
