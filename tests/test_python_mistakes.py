@@ -123,6 +123,14 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
         run(model=LINE, data=regression(in_large(lambda losses: losses, lambda losses: None)), engine="stacked"),
         "one loss for each sample, .* returned None; leave out",
     ),
+    "criterion fails in rows": (
+        run(
+            model=LINE,
+            data=regression(in_large(lambda losses: losses, lambda losses: float(losses.mean()))),
+            engine="vmapped",
+        ),
+        "the criterion failed in line .*test_python_mistakes.py': RuntimeError: vmap.*; correct the criterion",
+    ),
     "criterion changes targets": (
         run(model=LINE, data=regression(targets_in_place)),
         "the criterion changes the targets in place, .* y = y - 1 instead of y -= 1",
@@ -137,6 +145,10 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "network without gradient later": (
         run(model=Net(lambda out: out if len(out) <= 3 else out.detach()), engine="vmapped"),
         "the loss has no gradient, so that nothing would be trained",
+    ),
+    "network fails on a batch": (
+        run(model=Net(lambda out: out if len(out) <= 3 else out.view(7, 4))),
+        "the network failed in line .*test_python_mistakes.py': RuntimeError: shape .*; correct the network",
     ),
     "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
 }
