@@ -253,6 +253,39 @@ HOOKS: dict[str, tuple[Attempt, str]] = {
         r"weights\(\) must return a weight for each client, .*float32, and returned .*float64",
     ),
     "model in place": (run(method(aggregate=in_place)), r"aggregate\(\) changed w in place, .* a \+ b instead of"),
+    "memory in place": (
+        run(
+            method(
+                memory=lambda self, space: {"m": space.zeros()},
+                aggregate=lambda self, w, up, cohort, server: (w, {"m": server["m"].add_(up["delta"])}),
+            )
+        ),
+        r"aggregate\(\) changed server\['m'\] in place",
+    ),
+    "losses in place": (
+        run(
+            method(
+                aggregate=lambda self, w, up, cohort, server: (
+                    w + cohort.loss.div_(cohort.loss.sum()) @ up["delta"],
+                    server,
+                )
+            )
+        ),
+        r"aggregate\(\) changed cohort.loss in place",
+    ),
+    **{
+        f"{what} in place by weights": (run(method(weights=hook)), rf"Own: weights\(\) changed {what} in place, .* use")
+        for what, hook in {
+            r"up\['delta'\]": lambda self, up, cohort: (up["delta"].mul_(0.5), cohort.p)[1],
+            "cohort.loss": lambda self, up, cohort: cohort.loss.div_(cohort.loss.sum()),
+            "cohort.size": lambda self, up, cohort: cohort.size.div_(cohort.size.sum()),
+            "cohort.staleness": lambda self, up, cohort: (cohort.staleness.add_(0), cohort.p)[1],
+        }.items()
+    },
+    "measured model in place": (
+        run(method(models=lambda self, w, server: {"half": w.mul_(0.5)})),
+        r"Own: models\(\) changed w in place",
+    ),
     "theta in place": (
         run(method(direction=lambda self, theta, grad, client: theta.sub_(grad(theta)))),
         r"direction\(\) changed theta in place",

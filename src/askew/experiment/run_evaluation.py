@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.hooks import correct_hook, fits, is_state, wrong_return
+from ..core.hooks import correct_hook, fits, is_state, unchanged, wrong_return
 from ..core.records import Record, is_record_key
 from ..core.task import WithFeatures
 from ..core.words import in_words
@@ -45,7 +45,8 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
 def named_models(built: BuiltRun) -> dict[str, Tensor]:
     """The models that the algorithm names; the first one is the main one."""
     server = built.server
-    models = server.alg.models(server.w, server.state)
+    with unchanged(server.alg, "models", w=server.w, **{f"server[{n!r}]": t for n, t in server.state.items()}):
+        models = server.alg.models(server.w, server.state)
     if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
         raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
     return models
