@@ -589,6 +589,25 @@ class ByRound(FedAvg):
         return factor * grad(theta)  # type: ignore[no-any-return]
 
 
+class Milestone(FedAvg):
+    """Finds an entry in a round that no trial takes."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return {3: 0.5}.get(client.round, 1.0) * grad(theta)  # type: ignore[no-any-return]
+
+
+class Remembered(FedAvg):
+    """Has a number computed once for every round: of a tensor that changes in place, for the first round alone."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return inverse(client.round) * grad(theta)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def inverse(number: float) -> float:
+    return 1 / number
+
+
 class PullsByRate(FedAvg):
     """Asks whether the rate is a number, for what is zero in the first step."""
 
@@ -605,7 +624,7 @@ class DriftsByRate(Scaffold):
         return super().direction(theta, grad, client) + more * client.state["c"]
 
 
-@pytest.mark.parametrize("method", [ByRound, PullsByRate, DriftsByRate])
+@pytest.mark.parametrize("method", [ByRound, Milestone, Remembered, PullsByRate, DriftsByRate])
 def test_a_hook_that_needs_a_number_is_refused_where_it_would_get_a_tensor(method: Any) -> None:
     plain = train(Net(), algorithm=method())
     assert gap(plain, train(Net(), "vmapped", method())) < 1e-12
@@ -633,6 +652,39 @@ class Branches(FedAvg):
         if client.state["moved"].sum() > 0:
             delta = 0.5 * delta
         return {"delta": delta}, {"moved": delta}
+
+
+class StepsOfAType(FedAvg):
+    """Asks whether the client's number of steps is a number."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return (2.0 if isinstance(client.steps, float) else 1.0) * grad(theta)  # type: ignore[no-any-return]
+
+
+class StepsInATable(FedAvg):
+    """Looks up numbers of steps that no client of a trial takes."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return dict.fromkeys(range(2, 100), 0.5).get(client.steps, 1.0) * grad(theta)  # type: ignore[no-any-return]
+
+
+class GoesOnWithout(FedAvg):
+    """Takes no notice where it gets no number."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        g: Tensor = grad(theta)
+        with suppress(RuntimeError):
+            return g / max(1.0, g.norm().item())
+        return g
+
+
+@pytest.mark.parametrize("method", [StepsOfAType, StepsInATable, GoesOnWithout])
+def test_a_hook_that_gives_another_result_in_rows_is_refused_there(method: Any) -> None:
+    alone, found = (train(Net(), engine, method()) for engine in ("sequential", "auto"))
+    assert gap(alone, found) == 0 and found.facts["engine"] == "sequential"
+    for engine in ("vmapped", "stacked"):
+        with pytest.raises(EngineError, match=r"many clients at once, with which a hook .* gives another result"):
+            train(Net(), engine, method())
 
 
 class OfTheRow(FedAvg):

@@ -286,6 +286,20 @@ HOOKS: dict[str, tuple[Attempt, str]] = {
         run(method(models=lambda self, w, server: {"half": w.mul_(0.5)})),
         r"Own: models\(\) changed w in place",
     ),
+    "theta in place by .data": (
+        run(method(direction=lambda self, theta, grad, client: (theta.data.clamp_(-0.01, 0.01), grad(theta))[1])),
+        r"Own: a hook changes in place what it is given, .* instead of a.add_\(b\), a \+= b or a.data.add_\(b\)",
+    ),
+    "samples in place by numpy": (
+        run(
+            method(
+                loss=lambda self, task, theta, batch, client: (
+                    (batch.x.numpy().clip(0, 1, batch.x.numpy()), 0)[1] + task.loss(theta, batch)
+                )
+            )
+        ),
+        "Own: a hook changes in place what it is given",
+    ),
     "theta in place": (
         run(method(direction=lambda self, theta, grad, client: theta.sub_(grad(theta)))),
         r"direction\(\) changed theta in place",
