@@ -9,7 +9,7 @@ refused. Of what is askew's own nothing is tried, and what only some engines mus
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -69,20 +69,16 @@ def ask_when_needed(alg: Algorithm, module: nn.Module, fed: Federation, settings
     For one of them torch loads for a second what only engines with rows need; of a large network a trial takes seconds.
     """
 
-    def needs_numbers(module: nn.Module) -> bool:
-        with trial_of(alg, module, fed, settings) as trial:
-            return trial.needs_numbers()
+    def answer_by(question: Callable[[Trial], bool | str]) -> Callable[[nn.Module], bool | str]:
+        def answer(module: nn.Module) -> bool | str:
+            with trial_of(alg, module, fed, settings) as trial:
+                return question(trial)
 
-    def needs_settings(module: nn.Module) -> bool:
-        with trial_of(alg, module, fed, settings) as trial:
-            return trial.needs_settings()
+        return answer
 
-    def one_by_one(module: nn.Module) -> str:
-        with trial_of(alg, module, fed, settings) as trial:
-            return trial.goes_one_by_one()
-
-    for name, answer in ((NEEDS_NUMBERS, needs_numbers), (NEEDS_SETTINGS, needs_settings), (ONE_BY_ONE, one_by_one)):
-        setattr(module, name, answer)
+    setattr(module, NEEDS_NUMBERS, answer_by(Trial.needs_numbers))
+    setattr(module, NEEDS_SETTINGS, answer_by(Trial.needs_settings))
+    setattr(module, ONE_BY_ONE, answer_by(Trial.goes_one_by_one))
 
 
 @contextmanager
