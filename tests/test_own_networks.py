@@ -286,6 +286,12 @@ class InPlace(Net):
         return super().forward(x)
 
 
+class InPlaceByNumpy(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        np.clip(values := x.numpy(), -0.1, 0.1, out=values)
+        return super().forward(x)
+
+
 class Changed(Net):
     """Calls something of a test's own before its layers."""
 
@@ -306,6 +312,10 @@ def clamp(network: Changed) -> None:
 
 def renorm(network: Changed) -> None:
     network.first.weight.data = torch.renorm(network.first.weight.data, 2, 0, 0.5)
+
+
+def clamp_data(network: Changed) -> None:
+    network.first.weight.data.clamp_(-0.1, 0.1)
 
 
 def count(network: Changed) -> float:
@@ -354,12 +364,14 @@ def complex_weights() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "its input is changed": (InPlace, "changes its input in place"),
+    "its input is changed by numpy": (InPlaceByNumpy, "changes its input in place"),
     "a first ReLU in place": (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), "changes its input"),
     "a buffer is assigned": (Assigned, r"assigns its buffer 'seen' anew .* self\.seen\.copy_"),
     "a counter": (lambda: Assigned(whole=True), "changes its buffer 'seen' in forward, which holds whole numbers"),
     "a mask of infinities": (lambda: WithBuffer(torch.tensor([0, -torch.inf])), "'mask' .* not finite"),
     "complex numbers": (lambda: WithBuffer(torch.zeros(2, dtype=torch.complex64)), "'mask' .* complex"),
     "a weight is clamped": (lambda: Changed(clamp), r"changes its weight 'first.weight' in forward"),
+    "a weight is clamped by .data": (lambda: Changed(clamp_data), r"changes its weight 'first.weight' in forward"),
     "a weight is set anew": (lambda: Changed(renorm), r"changes its weight 'first.weight' in forward"),
     "a number counts": (lambda: Changed(count), "changes its number 'calls' in forward"),
     "a tensor remembers": (lambda: Changed(remember), "another output when it is run again"),

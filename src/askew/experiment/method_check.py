@@ -33,7 +33,7 @@ from ..engine.choose import DIFFERS, FAILS, NEEDS_NUMBERS, NEEDS_SETTINGS, ONE_B
 from ..engine.stacked import float_settings
 from ..errors import AlgorithmError
 from .global_generators import other_generators
-from .network_check import CLOSE, LARGE, TRIED, check_rows, with_copies
+from .network_check import CLOSE, LARGE, TRIED, check_rows, same_numbers, with_copies
 
 LOCAL_HOOKS = ("begin", "carry", "loss", "direction", "descend", "note", "finish")
 NUMBERS = ("lr", "lr0", "steps", "tau", "size", "round", "coin")  # tensors in `slots` and `stacked`
@@ -134,7 +134,7 @@ class Trial:
         self.phases = alg.phases()  # once, as in a run: a method may make them anew at every call
         self.looked_up = set[str]()  # which of the client's numbers
         self.batch = first_samples(fed, self.space.dtype)
-        self.as_given = self.given()
+        self.as_given = [t.clone() for t in self.given()]
 
     def check_losses(self) -> None:
         """Refuse a loss that has no gradient, on which some engines would train in silence."""
@@ -287,7 +287,7 @@ class Trial:
             result = local.finish(phase, client, progress)
             refuse_gradients(phase, ("finish",), *result.up.values(), *result.state.values())
             left += [result.theta, *result.up.values(), *result.state.values()]
-        if not all(torch.equal(*pair) for pair in zip(self.given(), self.as_given, strict=True)):
+        if not all(map(same_numbers, self.given(), self.as_given)):
             raise Refused(
                 f"{self.alg.display_name()}: a hook changes in place what it is given, which other clients and steps "
                 "still use; compute a new tensor, such as a + b instead of a.add_(b), a += b or a.data.add_(b). "
@@ -297,7 +297,7 @@ class Trial:
 
     def given(self) -> list[Tensor]:
         """The model and the samples, from which every step begins."""
-        return [t.nan_to_num() for t in (self.space.start, self.space.buffers, self.batch.x, self.batch.y)]
+        return [self.space.start, self.space.buffers, self.batch.x, self.batch.y]
 
     def first_clients(
         self, round: int, as_tensors: bool = False, states: float = 0.0
