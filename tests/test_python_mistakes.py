@@ -78,6 +78,11 @@ def targets_in_place(output: Tensor, y: Tensor) -> Tensor:
     return (output - y).square().sum(1)
 
 
+def targets_by_numpy(output: Tensor, y: Tensor) -> Tensor:
+    np.sign(values := y.numpy(), out=values)
+    return (output - y).square().sum(1)
+
+
 DETACHED = in_large(lambda losses: losses, lambda losses: losses.detach())
 LINE = nn.Linear(6, 1)
 NETWORKS: dict[str, tuple[Attempt, str]] = {
@@ -134,6 +139,10 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "criterion changes targets": (
         run(model=LINE, data=regression(targets_in_place)),
         "the criterion changes the targets in place, .* y = y - 1 instead of y -= 1",
+    ),
+    "criterion changes targets by numpy": (
+        run(model=LINE, data=regression(targets_by_numpy)),
+        "the criterion changes the targets in place",
     ),
     **{
         f"criterion without gradient later, {engine}": (

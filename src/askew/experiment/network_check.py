@@ -369,13 +369,13 @@ def check_targets(output: Tensor, fed: Federation, name: str) -> None:
     try:
         output = output.detach().requires_grad_().clone()  # no leaf, which nothing may change in place
         y = y.to(output.dtype) if y.is_floating_point() else y
-        version, losses = y._version, fed.criterion(output, y)
+        given, version, losses = y.clone(), y._version, fed.criterion(output, y)
     except Exception as e:
         raise ModelError(
             f"the criterion failed on the output of {name}, {in_words(output)}, and targets, {in_words(y)}: "
             f"{first_line(e)}; correct the criterion or the network."
         ) from None
-    if y._version != version:
+    if y._version != version or not same_numbers(y, given):
         raise ModelError(
             "the criterion changes the targets in place, and so the data themselves; let it compute a new tensor, "
             "such as y = y - 1 instead of y -= 1."
