@@ -296,8 +296,14 @@ def test_one_sample_cannot_be_divided() -> None:
         {"model": {"name": "cnn", "head": 8}, "algorithm": {"name": "moon"}},
         {"algorithm": {"name": "centralised"}},
         {"engine": {"name": "vmapped", "dtype": "float64"}},
+        {"algorithm": {"name": "fedexp", "evaluate_average_of_last_two": True}},
+        {"model": {"name": "mlp", "norm": "batch"}, "algorithm": {"name": "fedbn", "eval": "server_mean"}},
+        {"model": {"name": "mlp", "norm": "batch"}, "algorithm": {"name": "fedbn", "eval": "server_init"}},
     ],
-    ids=["batch norm", "projection head", "centralised", "float64"],
+    ids=[
+        *("batch norm", "projection head", "centralised", "float64", "mean of two models", "mean batch norm"),
+        "batch norm as it began",
+    ],
 )
 def test_a_stored_run_is_measured_with_the_model_it_ended_with(tables: dict[str, Any], tmp_path: Path) -> None:
     run = askew.run({**TINY, **tables}, out=tmp_path)

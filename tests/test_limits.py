@@ -271,8 +271,9 @@ def test_a_deterministic_run_uses_no_stopwatch_and_leaves_torch_as_it_was(monkey
     assert bits(plain) == bits(first)  # on a CPU nothing else changes
 
 
+@pytest.mark.parametrize("method", ["fedavg", "lossbias"])
 @pytest.mark.parametrize("engine", ["slots", "stacked"])
-def test_a_deterministic_run_that_is_resumed_has_the_same_bits(engine: str, tmp_path: Path) -> None:
+def test_a_deterministic_run_that_is_resumed_has_the_same_bits(engine: str, method: str, tmp_path: Path) -> None:
     """Batches of other lengths than those of the rounds before: what they are padded to changes the last bits."""
 
     class Stop(Exception):
@@ -286,10 +287,12 @@ def test_a_deterministic_run_that_is_resumed_has_the_same_bits(engine: str, tmp_
     settings: dict[str, Any] = {"data": "digits", "model": "mlp", "partition": sizes, "cohort": 3, "rounds": 6}
     settings |= {"local": {"batch": 0, "epochs": 2, "lr": 0.1}}
     settings["engine"] = {"name": engine, "device": "cpu", "deterministic": True}
-    whole = askew.run("fedavg", **settings)
+    if method == "lossbias":  # looks at more samples than it trains on
+        settings["partition"] = sizes | {"validation": 0.8}
+    whole = askew.run(method, **settings)
     with pytest.raises(Stop):
-        askew.run("fedavg", out=tmp_path, save_every=0, watch=stop, **settings)
-    resumed = askew.run("fedavg", out=tmp_path, **settings)
+        askew.run(method, out=tmp_path, save_every=0, watch=stop, **settings)
+    resumed = askew.run(method, out=tmp_path, **settings)
     assert all(torch.equal(whole.model[name], resumed.model[name]) for name in whole.model)
 
 

@@ -173,6 +173,21 @@ def doubled(output: Tensor, y: Tensor) -> Tensor:
     return losses
 
 
+def test_a_criterion_that_changes_its_output_in_place_changes_no_accuracy() -> None:
+    """It may do so where torch can differentiate it; predictions are read off the output before."""
+
+    def in_place(output: Tensor, y: Tensor) -> Tensor:
+        losses = F.cross_entropy(output, y, reduction="none")
+        with torch.no_grad():
+            output.neg_()
+        return losses
+
+    plain = lambda output, y: F.cross_entropy(output, y, reduction="none")
+    given = (replace(dataset(), criterion=criterion) for criterion in (plain, in_place))
+    one, other = (train("softmax", data=data) for data in given)
+    assert one.curve("accuracy") == other.curve("accuracy") and one.curve("loss") == other.curve("loss")
+
+
 def test_a_criterion_for_one_client_at_a_time_is_refused_elsewhere_and_avoided() -> None:
     data, mlp = replace(dataset(), criterion=doubled), {"name": "mlp", "hidden": [8]}
     many = {"partition": {"name": "lognormal", "clients": 30}, "participation": {"cohort": 20}}
@@ -271,6 +286,12 @@ class InPlace(Net):
         return super().forward(x)
 
 
+class InPlaceByNumpy(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        np.clip(values := x.numpy(), -0.1, 0.1, out=values)
+        return super().forward(x)
+
+
 class Changed(Net):
     """Calls something of a test's own before its layers."""
 
@@ -291,6 +312,10 @@ def clamp(network: Changed) -> None:
 
 def renorm(network: Changed) -> None:
     network.first.weight.data = torch.renorm(network.first.weight.data, 2, 0, 0.5)
+
+
+def clamp_data(network: Changed) -> None:
+    network.first.weight.data.clamp_(-0.1, 0.1)
 
 
 def count(network: Changed) -> float:
@@ -339,12 +364,14 @@ def complex_weights() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "its input is changed": (InPlace, "changes its input in place"),
+    "its input is changed by numpy": (InPlaceByNumpy, "changes its input in place"),
     "a first ReLU in place": (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), "changes its input"),
     "a buffer is assigned": (Assigned, r"assigns its buffer 'seen' anew .* self\.seen\.copy_"),
     "a counter": (lambda: Assigned(whole=True), "changes its buffer 'seen' in forward, which holds whole numbers"),
     "a mask of infinities": (lambda: WithBuffer(torch.tensor([0, -torch.inf])), "'mask' .* not finite"),
     "complex numbers": (lambda: WithBuffer(torch.zeros(2, dtype=torch.complex64)), "'mask' .* complex"),
     "a weight is clamped": (lambda: Changed(clamp), r"changes its weight 'first.weight' in forward"),
+    "a weight is clamped by .data": (lambda: Changed(clamp_data), r"changes its weight 'first.weight' in forward"),
     "a weight is set anew": (lambda: Changed(renorm), r"changes its weight 'first.weight' in forward"),
     "a number counts": (lambda: Changed(count), "changes its number 'calls' in forward"),
     "a tensor remembers": (lambda: Changed(remember), "another output when it is run again"),
@@ -574,6 +601,25 @@ class ByRound(FedAvg):
         return factor * grad(theta)  # type: ignore[no-any-return]
 
 
+class Milestone(FedAvg):
+    """Finds an entry in a round that no trial takes."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return {3: 0.5}.get(client.round, 1.0) * grad(theta)  # type: ignore[no-any-return]
+
+
+class Remembered(FedAvg):
+    """Has a number computed once for every round: of a tensor that changes in place, for the first round alone."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return inverse(client.round) * grad(theta)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def inverse(number: float) -> float:
+    return 1 / number
+
+
 class PullsByRate(FedAvg):
     """Asks whether the rate is a number, for what is zero in the first step."""
 
@@ -590,7 +636,7 @@ class DriftsByRate(Scaffold):
         return super().direction(theta, grad, client) + more * client.state["c"]
 
 
-@pytest.mark.parametrize("method", [ByRound, PullsByRate, DriftsByRate])
+@pytest.mark.parametrize("method", [ByRound, Milestone, Remembered, PullsByRate, DriftsByRate])
 def test_a_hook_that_needs_a_number_is_refused_where_it_would_get_a_tensor(method: Any) -> None:
     plain = train(Net(), algorithm=method())
     assert gap(plain, train(Net(), "vmapped", method())) < 1e-12
@@ -636,6 +682,39 @@ class Branches(FedAvg):
         if client.state["moved"].sum() > 0:
             delta = 0.5 * delta
         return {"delta": delta}, {"moved": delta}
+
+
+class StepsOfAType(FedAvg):
+    """Asks whether the client's number of steps is a number."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return (2.0 if isinstance(client.steps, float) else 1.0) * grad(theta)  # type: ignore[no-any-return]
+
+
+class StepsInATable(FedAvg):
+    """Looks up numbers of steps that no client of a trial takes."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return dict.fromkeys(range(2, 100), 0.5).get(client.steps, 1.0) * grad(theta)  # type: ignore[no-any-return]
+
+
+class GoesOnWithout(FedAvg):
+    """Takes no notice where it gets no number."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        g: Tensor = grad(theta)
+        with suppress(RuntimeError):
+            return g / max(1.0, g.norm().item())
+        return g
+
+
+@pytest.mark.parametrize("method", [StepsOfAType, StepsInATable, GoesOnWithout])
+def test_a_hook_that_gives_another_result_in_rows_is_refused_there(method: Any) -> None:
+    alone, found = (train(Net(), engine, method()) for engine in ("sequential", "auto"))
+    assert gap(alone, found) == 0 and found.facts["engine"] == "sequential"
+    for engine in ("vmapped", "stacked"):
+        with pytest.raises(EngineError, match=r"many clients at once, with which a hook .* gives another result"):
+            train(Net(), engine, method())
 
 
 class OfTheRow(FedAvg):

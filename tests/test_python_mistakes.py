@@ -68,6 +68,22 @@ def regression(criterion: Any) -> askew.Dataset:
     return askew.Dataset(samples, samples, classes=0, criterion=criterion)
 
 
+def in_large(small: Callable[[Tensor], Any], large: Callable[[Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+    """A criterion that does something else with batches of more samples than are tried before a run."""
+    return lambda o, y: (small if len(y) <= 3 else large)((o - y).square().sum(1))
+
+
+def targets_in_place(output: Tensor, y: Tensor) -> Tensor:
+    y -= 1
+    return (output - y).square().sum(1)
+
+
+def targets_by_numpy(output: Tensor, y: Tensor) -> Tensor:
+    np.sign(values := y.numpy(), out=values)
+    return (output - y).square().sum(1)
+
+
+DETACHED = in_large(lambda losses: losses, lambda losses: losses.detach())
 LINE = nn.Linear(6, 1)
 NETWORKS: dict[str, tuple[Attempt, str]] = {
     "too few outputs": (run(model=nn.Linear(6, 2)), "network Linear has 2 outputs, and the data have 4 classes"),
@@ -103,6 +119,45 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "a batch of one lost": (
         run(model=Net(lambda out: out.squeeze())),
         r"one row for each input, and returned a tensor of shape \[4\] .* for a batch of one; .* instead of squeeze",
+    ),
+    "criterion of one number": (
+        run(model=LINE, data=regression(in_large(lambda losses: losses, lambda losses: float(losses.mean())))),
+        "one loss for each sample, .* returned a value of type float; leave out",
+    ),
+    "criterion of nothing": (
+        run(model=LINE, data=regression(in_large(lambda losses: losses, lambda losses: None)), engine="stacked"),
+        "one loss for each sample, .* returned None; leave out",
+    ),
+    "criterion fails in rows": (
+        run(
+            model=LINE,
+            data=regression(in_large(lambda losses: losses, lambda losses: float(losses.mean()))),
+            engine="vmapped",
+        ),
+        "the criterion failed in line .*test_python_mistakes.py': RuntimeError: vmap.*; correct the criterion",
+    ),
+    "criterion changes targets": (
+        run(model=LINE, data=regression(targets_in_place)),
+        "the criterion changes the targets in place, .* y = y - 1 instead of y -= 1",
+    ),
+    "criterion changes targets by numpy": (
+        run(model=LINE, data=regression(targets_by_numpy)),
+        "the criterion changes the targets in place",
+    ),
+    **{
+        f"criterion without gradient later, {engine}": (
+            run(model=LINE, data=regression(DETACHED), engine=engine),
+            "the loss has no gradient, so that nothing would be trained; let the network and the criterion compute",
+        )
+        for engine in ("sequential", "vmapped", "stacked", "slots")
+    },
+    "network without gradient later": (
+        run(model=Net(lambda out: out if len(out) <= 3 else out.detach()), engine="vmapped"),
+        "the loss has no gradient, so that nothing would be trained",
+    ),
+    "network fails on a batch": (
+        run(model=Net(lambda out: out if len(out) <= 3 else out.view(7, 4))),
+        "the network failed in line .*test_python_mistakes.py': RuntimeError: shape .*; correct the network",
     ),
     "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
 }
@@ -207,6 +262,53 @@ HOOKS: dict[str, tuple[Attempt, str]] = {
         r"weights\(\) must return a weight for each client, .*float32, and returned .*float64",
     ),
     "model in place": (run(method(aggregate=in_place)), r"aggregate\(\) changed w in place, .* a \+ b instead of"),
+    "memory in place": (
+        run(
+            method(
+                memory=lambda self, space: {"m": space.zeros()},
+                aggregate=lambda self, w, up, cohort, server: (w, {"m": server["m"].add_(up["delta"])}),
+            )
+        ),
+        r"aggregate\(\) changed server\['m'\] in place",
+    ),
+    "losses in place": (
+        run(
+            method(
+                aggregate=lambda self, w, up, cohort, server: (
+                    w + cohort.loss.div_(cohort.loss.sum()) @ up["delta"],
+                    server,
+                )
+            )
+        ),
+        r"aggregate\(\) changed cohort.loss in place",
+    ),
+    **{
+        f"{what} in place by weights": (run(method(weights=hook)), rf"Own: weights\(\) changed {what} in place, .* use")
+        for what, hook in {
+            r"up\['delta'\]": lambda self, up, cohort: (up["delta"].mul_(0.5), cohort.p)[1],
+            "cohort.loss": lambda self, up, cohort: cohort.loss.div_(cohort.loss.sum()),
+            "cohort.size": lambda self, up, cohort: cohort.size.div_(cohort.size.sum()),
+            "cohort.staleness": lambda self, up, cohort: (cohort.staleness.add_(0), cohort.p)[1],
+        }.items()
+    },
+    "measured model in place": (
+        run(method(models=lambda self, w, server: {"half": w.mul_(0.5)})),
+        r"Own: models\(\) changed w in place",
+    ),
+    "theta in place by .data": (
+        run(method(direction=lambda self, theta, grad, client: (theta.data.clamp_(-0.01, 0.01), grad(theta))[1])),
+        r"Own: a hook changes in place what it is given, .* instead of a.add_\(b\), a \+= b or a.data.add_\(b\)",
+    ),
+    "samples in place by numpy": (
+        run(
+            method(
+                loss=lambda self, task, theta, batch, client: (
+                    (batch.x.numpy().clip(0, 1, batch.x.numpy()), 0)[1] + task.loss(theta, batch)
+                )
+            )
+        ),
+        "Own: a hook changes in place what it is given",
+    ),
     "theta in place": (
         run(method(direction=lambda self, theta, grad, client: theta.sub_(grad(theta)))),
         r"direction\(\) changed theta in place",
@@ -404,7 +506,9 @@ def test_what_is_wrong_in_a_later_round_alone_is_refused_too() -> None:
     for engine in ("sequential", "vmapped"):
         with pytest.raises(AlgorithmError, match=r"^Own: loss\(\) returned a number that has no gradient"):
             run(method(loss=loss), engine=engine, rounds=3)()
-        with pytest.raises(ModelError, match=r"the criterion must return one loss for each sample, .* of shape \[\];"):
+        with pytest.raises(
+            ModelError, match=r"the criterion must return one loss for each sample, .* of shape \[\] and"
+        ):
             run(data=askew.Dataset(askew.Samples(X, Y), askew.Samples(X, Y), 4, criterion=criterion), engine=engine)()
 
 

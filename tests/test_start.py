@@ -17,7 +17,7 @@ from askew.cli.main import COMMANDS, app, early_processes, load_command, main
 from askew.experiment import cores
 from askew.experiment.catalogue import KINDS, Costs
 
-LOADED = "print('loaded:', *sorted({'torch', 'numpy', 'matplotlib', 'sklearn', 'scipy'} & sys.modules.keys()))"
+LOADED = "print('loaded:', *sorted({'torch', 'numpy', 'matplotlib', 'sklearn', 'scipy', 'sympy'} & sys.modules.keys()))"
 
 
 def loaded_by(code: str, where: Path | None = None) -> str:
@@ -94,6 +94,22 @@ def test_processes_that_a_refused_command_has_started_end_with_it() -> None:
     for process_id in started:
         with pytest.raises(ProcessLookupError):
             os.kill(process_id, 0)
+
+
+OWN_METHOD = """
+import askew
+from askew.algorithms import FedAvg
+class Own(FedAvg):
+    def direction(self, theta, grad, client):
+        return 2 * grad(theta)
+run = askew.run(Own(), rounds=1, clients=3, model="softmax", device="cpu", progress=False)
+assert run.facts["engine"] == "sequential"
+"""
+
+
+def test_a_trial_of_a_method_loads_nothing_that_only_some_engines_need() -> None:
+    """torch imports sympy, for a second, when it first computes a cross-entropy under vmap."""
+    assert "sympy" not in loaded_by(OWN_METHOD)
 
 
 # Presses Ctrl-C when a module is first looked for, and says whether the module with the command was still loaded.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import askew
 from askew.core.space import Space
+from askew.engine.evaluate import accuracy_by_rarity, client_spread, rarest_classes
 from askew.errors import ModelError
 from askew.experiment.build import build
 from askew.experiment.config import Config
@@ -60,15 +61,26 @@ def same_outputs(a: nn.Module, b: nn.Module) -> bool:
         ("feddyn", {}),
     ],
 )
-def test_a_stored_model_has_the_reported_accuracy(method: str, settings: dict[str, object], tmp_path: Path) -> None:
+def test_a_stored_model_has_the_reported_accuracies(method: str, settings: dict[str, object], tmp_path: Path) -> None:
+    """On the test set, on its rarest classes, and on the clients' own samples."""
     common: dict[str, Any] = {"data": "digits", "clients": 10, "cohort": 4, "lr": 0.2, "device": "cpu"}
+    common["evaluation"] = {"spread": True, "rare": True}
     model = {"name": "cnn", "norm": "batch"} if method == "fedbn" else {"name": "mlp"}
     run = askew.run(method, model=model, rounds=3, out=tmp_path, **settings, **common)
     assert run.folder
     network = model | {"weights": str(run.folder / "model.safetensors")}
-    tables = {"data": {"name": "digits"}, "model": network, "engine": {"device": "cpu"}}
-    scores = evaluate_models(build(Config.build(tables)))["global"].tolist()
+    tables = {"data": {"name": "digits"}, "model": network, "engine": {"device": "cpu"}, "partition": {"clients": 10}}
+    built = build(Config.build(tables))
+    scores, last = evaluate_models(built)["global"].tolist(), run.rounds[-1]
     assert scores == [run.final_accuracy, run.last("loss")]
+    fed, model_of_all = built.fed, (built.server.w, built.server.buffers)
+    of_clients = client_spread(built.task, *model_of_all, fed, built.server.private, None)
+    assert of_clients == {name: last[name] for name in of_clients}
+    if "accuracy_rare" in last:  # not where parts are private
+        assert accuracy_by_rarity(built.task, *model_of_all, fed)["accuracy_rare"] == last["accuracy_rare"]
+        share = float(torch.isin(fed.test.y, torch.from_numpy(rarest_classes(fed))).double().mean())
+        both = share * last["accuracy_rare"] + (1 - share) * last["accuracy_common"]
+        assert both == pytest.approx(last["accuracy"], abs=1e-12)
 
 
 @pytest.mark.parametrize("file", ["w.safetensors", "w.pt", "w.pth", "weights"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from ..errors import ModelError
 from .task import Bound, Functional, Task
 
 Objective = Callable[[Tensor], Tensor]
@@ -28,6 +29,7 @@ def differentiate(task: Task, objective: Objective, theta: Tensor, buffers: Tens
     if isinstance(task, Bound):
         leaf = task.load(theta, buffers)
         value = objective(leaf)
+        require_gradient(value)
         own, *grads = torch.autograd.grad(value, (leaf, *task.parameters), allow_unused=True)
         pairs = zip(grads, task.parameters, strict=True)
         g = torch.cat([p.new_zeros(p.numel()) if g is None else task.space.flatten_parameter(g) for g, p in pairs])
@@ -41,7 +43,18 @@ def value_and_buffers(task: Functional, objective: Objective, buffers: Tensor, t
     """The objective at theta, and the buffers after the forward pass."""
     task.load(buffers)
     value = objective(theta)
+    if theta.requires_grad:  # under vmap alone, neither says so
+        require_gradient(value)
     return value, task.unload(buffers)
+
+
+def require_gradient(value: Tensor) -> None:
+    """Refuse a loss that has no gradient: torch would say so in its own words, or train nothing in silence."""
+    if not value.requires_grad:
+        raise ModelError(
+            "the loss has no gradient, so that nothing would be trained; let the network and the criterion compute it "
+            "from the weights, whatever the batch, without torch.no_grad(), .detach() or .item()."
+        )
 
 
 def differentiate_rows(
@@ -53,6 +66,7 @@ def differentiate_rows(
     """
     leaf = theta.detach().requires_grad_()
     values, buffers = vmap(evaluate)(leaf, *rows)
+    require_gradient(values)
     (g,) = torch.autograd.grad(_Sum.apply(values), leaf)  # type: ignore[no-untyped-call]
     return g, values.detach(), buffers.detach()
 

@@ -18,6 +18,7 @@ from .algorithm import Algorithm, Gradient
 from .settings import is_askews
 from .task import Task
 from .types import Affine, Batch, Client, State
+from .words import in_words
 
 STATE = "a dictionary of tensors by name"
 WATCHED_CALLS = 200  # calls of a hook in which it is watched for changes in place
@@ -237,14 +238,3 @@ def correct_hook(alg: Algorithm) -> str:
     module = alg.settings_class().__module__
     file = None if not is_users(alg) else getattr(sys.modules.get(module), "__file__", None)
     return f"Correct the hook in {file!r}." if file else "Correct the hook."
-
-
-def in_words(value: object) -> str:
-    """A value in words, by its shape and type."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)} and {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name!r}: {in_words(entry)}" for name, entry in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(in_words, value)) + ")"
-    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from ..errors import ConfigError, ModelError, did_you_mean
 from .space import Space
 from .types import Batch
+from .words import in_words
 
 Output = tuple[Tensor, ...]  # output and features, in this order
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each sample [B]
@@ -29,6 +30,15 @@ CRITERIA: dict[str, Criterion] = {
         0.5 * (output - y.reshape(output.shape)).square().reshape(len(output), -1).sum(1)
     ),
 }
+
+
+def check_losses(losses: object, count: int) -> None:
+    """Refuse what a user's criterion returned if it is not one loss for each of so many samples."""
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        raise ModelError(
+            f"the criterion must return one loss for each sample, a tensor of shape [{count}] here, and returned "
+            f'{in_words(losses)}; leave out its average, as by reduction="none", and sum over further dimensions.'
+        )
 
 
 class LossKernel(Protocol):
@@ -107,13 +117,14 @@ class Task:
                 return value
         if self.is_cross_entropy and batch.weight is None:
             return F.cross_entropy(output, batch.y)
-        losses = self.criterion(output, batch.y)
-        if self.own_criterion and losses.shape != batch.y.shape[:1]:
-            raise ModelError(
-                f"the criterion must return one loss for each sample, a tensor of shape {list(batch.y.shape[:1])} "
-                f"here, and returned one of shape {list(losses.shape)}; leave out its average."
-            )
-        return self.mean(losses, batch)
+        return self.mean(self.losses(output, batch.y), batch)
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample [B]."""
+        losses = self.criterion(output, y)
+        if self.own_criterion:
+            check_losses(losses, len(output))
+        return losses
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
         """The mean of per-sample values [B] over the real samples."""

@@ -376,8 +376,10 @@ class Federation:
     def longest_batches(self, local: LocalSettings) -> dict[str, int]:
         """By name the samples that the longest batch of any client can have, in training and in a look."""
         most = int(self.sizes.max(initial=1))
-        look = min(most, CHUNK)
-        return {"train": min(local.batch or most, most), "gradient": look, "validation": look}
+        looks = {name: int(self.looked_at(name, self.eligible).max()) for name in ("gradient", "validation")}
+        return {"train": min(local.batch or most, most)} | {
+            name: min(longest, CHUNK) for name, longest in looks.items()
+        }
 
     def _check_size(self, ids: Sequence[int], local: LocalSettings) -> int:
         """How often a sample is used in a round's plan, about; refuse a plan that does not fit in memory."""

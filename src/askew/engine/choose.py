@@ -39,8 +39,10 @@ DENSE = (
 CONVOLUTION_LAYERS = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # which work under vmap too, and are slow there on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 # attributes that a trial of a user's network, method and criterion gives the network
-DRAWS, FORBIDS_PADDING, NEEDS_NUMBERS = "_askew_draws", "_askew_forbids_padding", "_askew_needs_numbers"
-ONE_BY_ONE, NEEDS_SETTINGS = "_askew_one_by_one", "_askew_needs_settings"
+DRAWS, FORBIDS_PADDING = "_askew_draws", "_askew_forbids_padding"
+# functions of the network that try a user's method: they take a while, and the answers matter to some engines alone
+NEEDS_NUMBERS, NEEDS_SETTINGS, ONE_BY_ONE = "_askew_needs_numbers", "_askew_needs_settings", "_askew_one_by_one"
+FAILS, DIFFERS = "fails", "differs"  # what becomes of hooks that work for one client at a time where there are several
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
 TENSOR_ENGINES = ("slots", "stacked")  # engines in which a client's numbers are tensors
 
@@ -103,12 +105,26 @@ def choose(
         return EngineChoice(name, AS_CONFIGURED)
     if stochastic(module):
         return EngineChoice("sequential", "random numbers are drawn while training")
-    if getattr(module, ONE_BY_ONE, False):  # neither vmap nor a captured graph can run it
+    choice = choose_by_rule(module, space, width, compiled, bf16, client_steps)
+    if (choice.name != "sequential" or choice.others) and ask(module, ONE_BY_ONE):
         return EngineChoice("sequential", "a hook of the method works for one client at a time alone")
+    return choice
+
+
+def ask(module: nn.Module, question: str) -> str | bool:
+    """What a trial of the method answers; nothing of askew's own methods."""
+    trial: Callable[[nn.Module], str | bool] | None = getattr(module, question, None)
+    return trial(module) if trial else False
+
+
+def choose_by_rule(
+    module: nn.Module, space: Space, width: float, compiled: bool, bf16: bool, client_steps: bool
+) -> EngineChoice:
+    """The engine by the rule, of those that can run this network; the arguments are as for `choose`."""
     not_dense = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
     if space.device.type != "cuda":
         return choose_on_cpu(space, width, not_dense, compiled or bf16, client_steps)
-    if getattr(module, NEEDS_NUMBERS, False):
+    if ask(module, NEEDS_NUMBERS):
         return EngineChoice("sequential", "a hook of the method needs numbers where a GPU has tensors")
     return choose_on_cuda(module, space, not_dense, compiled, bf16)
 
@@ -120,7 +136,13 @@ def check_named(name: str, module: nn.Module) -> None:
             f'engine: "{name}" cannot run a network with dropout, or a method that draws random numbers, reproducibly; '
             'use engine.name = "sequential".'
         )
-    if name in TENSOR_ENGINES and getattr(module, NEEDS_NUMBERS, False):
+    if name in ROW_ENGINES and ask(module, ONE_BY_ONE) == DIFFERS:  # one that fails says so itself
+        raise EngineError(
+            f'engine: "{name}" trains many clients at once, with which a hook of this method gives another result; '
+            "compute with what it is given as with tensors (no dictionary, str or isinstance, and no except for what "
+            'tensors do not allow), or use engine.name = "sequential".'
+        )
+    if name in TENSOR_ENGINES and ask(module, NEEDS_NUMBERS):
         raise EngineError(
             f'engine: "{name}" hands over the round, the learning rate and the like as tensors, with which a hook of '
             "this method fails or gives another result; compute with them as with numbers (no dictionary, str or "

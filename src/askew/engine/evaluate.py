@@ -28,10 +28,11 @@ def per_sample(task: Task, w: Tensor, buffers: Tensor, samples: Samples, fed: Fe
     for at in range(0, len(samples.y), SAMPLES_AT_A_TIME):
         batch = Batch(fed.inputs(samples.x[at : at + SAMPLES_AT_A_TIME]), samples.y[at : at + SAMPLES_AT_A_TIME])
         output = task.frozen(w, buffers, batch)[0]
-        loss.append(task.criterion(output, batch.y))
-        right.append(
-            (output.argmax(-1) == batch.y).to(output.dtype) if fed.classes else torch.full_like(loss[-1], torch.nan)
-        )
+        if fed.classes:  # before the loss: a criterion may change the output in place
+            right.append((output.argmax(-1) == batch.y).to(output.dtype))
+        else:
+            right.append(output.new_full((len(output),), torch.nan))
+        loss.append(task.losses(output, batch.y))
     return torch.cat(right), torch.cat(loss)
 
 

@@ -11,6 +11,7 @@ from ..core import hooks
 from ..core.algorithm import Algorithm
 from ..core.local import Result
 from ..core.types import State
+from ..core.words import in_words
 from ..errors import AlgorithmError
 from .base import PhaseOutputs
 from .graphs import copy_tensors
@@ -66,8 +67,8 @@ class ResultRows:
                 continue
             raise AlgorithmError(
                 f"{self.alg.display_name()}: finish() must return the same {what} for all clients, with the same "
-                f"names, shapes and types in the same order; of one client it was {hooks.in_words(first)}, and of "
-                f"another {hooks.in_words(own)}. {hooks.correct_hook(self.alg)}"
+                f"names, shapes and types in the same order; of one client it was {in_words(first)}, and of "
+                f"another {in_words(own)}. {hooks.correct_hook(self.alg)}"
             )
 
     def _allocate(self, entries: list[Tensor], names: list[list[str]]) -> None:

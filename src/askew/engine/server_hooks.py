@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.hooks import STATE, correct_hook, in_words, is_ours, is_pair, is_state, is_users, unchanged, wrong_return
+from ..core.hooks import STATE, correct_hook, is_ours, is_pair, is_state, is_users, unchanged, wrong_return
 from ..core.space import Space
 from ..core.types import Cohort, State
+from ..core.words import in_words
 from ..errors import AlgorithmError
 
 WEIGHTS_CLOSE = 1e-3  # how far from 1 the sum of weights may be, by rounding
@@ -29,7 +30,8 @@ def declared_state(alg: Algorithm, hook: str, space: Space) -> State:
 
 def weights(phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
     """The participants' weights [C]."""
-    given = phase.weights(up, cohort)
+    with unchanged_inputs(phase, "weights", up, cohort, {}):
+        given = phase.weights(up, cohort)
     fitting = isinstance(given, Tensor) and given.shape == cohort.p.shape
     if not fitting or (is_users(phase) and given.dtype != cohort.p.dtype):
         raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", given)
@@ -56,7 +58,7 @@ def aggregate(
     phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State
 ) -> tuple[Tensor, State, State]:
     """The new model, server state and memory rows."""
-    with unchanged_inputs(phase, w, up, server) if is_users(phase) else nullcontext():
+    with unchanged_inputs(phase, "aggregate", up, cohort, server | memory, w=w):
         aggregated = phase.aggregate(w, up, cohort, server | memory)
     if not (is_pair(aggregated) and isinstance(aggregated[0], Tensor) and is_state(aggregated[1])):
         raise wrong_return(phase, "aggregate", f"the new model and {STATE}", aggregated)
@@ -66,10 +68,17 @@ def aggregate(
     return new, {n: entries[n] for n in server}, {n: entries[n] for n in memory}
 
 
-def unchanged_inputs(phase: Algorithm, w: Tensor, up: State, server: State) -> AbstractContextManager[None]:
-    """Refuse an aggregate(), called inside, that changes in place what it is given."""
-    named = {f"{name}[{n!r}]": t for name, state in (("up", up), ("server", server)) for n, t in state.items()}
-    return unchanged(phase, "aggregate", **({"w": w} | named))
+def unchanged_inputs(
+    phase: Algorithm, hook: str, up: State, cohort: Cohort, server: State, **given: Tensor
+) -> AbstractContextManager[None]:
+    """Refuse a hook of a user's, called inside, that changes in place what it is given: others use it, too."""
+    if is_ours(phase, hook):
+        return nullcontext()
+    states = {"up": up, "server": server, "cohort.public": cohort.public or {}}
+    given |= {f"{name}[{n!r}]": t for name, state in states.items() for n, t in state.items()}
+    numbers = reversed(cohort._asdict().items())  # size before steps: they may be rows of one tensor
+    given |= {f"cohort.{name}": value for name, value in numbers if isinstance(value, Tensor)}
+    return unchanged(phase, hook, **given)
 
 
 def same_form(phase: Algorithm, hook: str, what: str, old: State, new: State) -> State:

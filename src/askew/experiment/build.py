@@ -29,10 +29,9 @@ from ..engine.choose import (
     AS_CONFIGURED,
     DRAWS,
     FORBIDS_PADDING,
-    NEEDS_NUMBERS,
     NEEDS_SETTINGS,
-    ONE_BY_ONE,
     EngineChoice,
+    ask,
     choose,
     fastest,
     forbids_padding,
@@ -66,7 +65,7 @@ from ..models.network import Chain, use_kernels
 from ..participation import Uniform
 from ..version import __version__
 from .config import Config
-from .method_check import method_traits
+from .method_check import ask_when_needed, method_traits, own_hooks
 from .network_check import check_module, check_rows, is_own
 
 NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
@@ -238,12 +237,11 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     calls = [need for need in config.algorithm.needs if need not in NO_CALLS]
     module = check_module(module, fed, calls, config.local.batch)
     traits = method_traits(config.algorithm, module, fed, config.local)
-    shown = {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws}
-    shown |= {NEEDS_NUMBERS: traits.needs_numbers, NEEDS_SETTINGS: traits.needs_settings}
-    shown |= {ONE_BY_ONE: traits.one_by_one}
-    for name, value in shown.items():
+    for name, value in {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws}.items():
         if value:
             setattr(module, name, True)
+    if own_hooks(config.algorithm):
+        ask_when_needed(config.algorithm, module, fed, config.local)
     return module
 
 
@@ -328,7 +326,7 @@ def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) ->
     be given its settings as tensors, as where several runs share rows, has an engine of its own.
     """
     trained = all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
-    if name == "sequential" or not trained or getattr(module, NEEDS_SETTINGS, False):
+    if name == "sequential" or not trained or (name == "stacked" and ask(module, NEEDS_SETTINGS)):
         return object()
     own = (forbids_padding(module), own_values(module), *longest_batches(config, fed).values())
     return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own

@@ -269,7 +269,8 @@ def probabilities(run: Run, build_cache: BuildCache | None = None, trust: bool =
     network = replace(config.model, weights=str(run.folder / "model.safetensors"), new_head=False)
     with torch_state(config), torch.no_grad():
         built = build(replace(config, model=network), build_cache)
-        if not built.server.private.empty and not config.algorithm.pooled:
+        of_clients = built.server.alg.evaluates() == "clients" and not built.server.private.empty
+        if of_clients and not config.algorithm.pooled:
             raise ModelError(
                 f"{run.algorithm} keeps parts of the model with its clients, which are not stored; "
                 "conformal takes methods with one model."

@@ -1,15 +1,19 @@
-"""What a method's own hooks raise, as one sentence that names the method, the hook and the line."""
+"""What a user's hooks, network or criterion raise, as one sentence that names it and the line."""
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from ..core.algorithm import Algorithm
 from ..core.hooks import correct_hook, is_users
-from ..errors import AlgorithmError, AskewError
+from ..core.task import Task
+from ..errors import AlgorithmError, AskewError, ModelError
+from .value_text import is_library_module
 
 OURS = str(Path(__file__).parents[1])  # the folder of askew itself
 GENERATED = ("<string>", "__setattr__")  # file and name of the function by which a dataclass refuses assignments
@@ -23,6 +27,7 @@ ADVICE = {
     "client_state() or carry()",
     "single memory location": "hooks change nothing in place: write a + b instead of a.add_(b) or a += b",
 }
+CALLED_BY = {Task.run_forward.__code__: "network", Task.losses.__code__: "criterion"}
 MISSING = (
     "a client finds in client.server what the class names in broadcast, in client.state what client_state() returns, "
     "and in client.carry what carry() returns"
@@ -31,19 +36,28 @@ MISSING = (
 
 @contextmanager
 def explain_hooks() -> Iterator[None]:
-    """Give what a hook of a user's method raises, inside, a sentence; the exception itself is its cause."""
+    """Give what a user's code raises, inside, a sentence; the exception itself is its cause."""
     try:
         yield
     except (AskewError, OSError):
         raise
     except Exception as e:
-        if sentence := hook_fault(e):
-            raise AlgorithmError(sentence) from e
+        if fault := users_fault(e):
+            raise fault from e
         raise
 
 
+def users_fault(e: BaseException) -> AskewError | None:
+    """The error for an exception in which a user's code had a part; None where none had."""
+    if sentence := hook_fault(e):
+        return AlgorithmError(sentence)
+    if sentence := task_fault(e):
+        return ModelError(sentence)
+    return AlgorithmError(sentence) if (sentence := returned_fault(e)) else None
+
+
 def hook_fault(e: BaseException) -> str | None:
-    """The sentence for an exception that came up in a hook of a user's method; None where none had a part in it."""
+    """The sentence for an exception that came up in a hook of a user's method; None where it came up elsewhere."""
     for frame, line in reversed(list(traceback.walk_tb(e.__traceback__))):
         code = frame.f_code
         method = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
@@ -52,14 +66,34 @@ def hook_fault(e: BaseException) -> str | None:
         if (code.co_filename, code.co_name) == GENERATED:
             continue
         names = {getattr(getattr(cls, n), "__code__", None): n for cls in type(method).__mro__ for n in vars(cls)}
-        in_cell = Path(code.co_filename).parent.name.startswith("ipykernel_")  # of a notebook: there is no such file
-        file = "its cell" if in_cell else repr(code.co_filename)
-        where = f"{names.get(code, code.co_name)}() failed in line {line} of {file}"
+        where = f"{names.get(code, code.co_name)}() failed in {place(frame, line)}"
         advice = next((text for part, text in ADVICE.items() if part in str(e)), "correct the hook")
-        text = next(iter(str(e).splitlines()), "").rstrip(" .")
-        what = f"{type(e).__name__}: {text}" if text else type(e).__name__
-        return f"{method.display_name()}: {where}: {what}; {MISSING if isinstance(e, KeyError) else advice}."
-    return returned_fault(e)
+        return f"{method.display_name()}: {where}: {in_short(e)}; {MISSING if isinstance(e, KeyError) else advice}."
+    return None
+
+
+def task_fault(e: BaseException) -> str | None:
+    """The sentence for an exception that came up in a user's network or criterion; None where it came up elsewhere."""
+    what = where = ""
+    for frame, line in traceback.walk_tb(e.__traceback__):
+        what = CALLED_BY.get(frame.f_code, what)
+        module = str(frame.f_globals.get("__name__"))
+        if what and not is_library_module(sys.modules.get(module, module)):
+            where = place(frame, line)
+    return f"the {what} failed in {where}: {in_short(e)}; correct the {what}." if where else None
+
+
+def place(frame: FrameType, line: int) -> str:
+    """A line in a user's code."""
+    file = frame.f_code.co_filename
+    in_cell = Path(file).parent.name.startswith("ipykernel_")  # of a notebook: there is no such file
+    return f"line {line} of {'its cell' if in_cell else repr(file)}"
+
+
+def in_short(e: BaseException) -> str:
+    """An exception's type and the first line of its text."""
+    text = next(iter(str(e).splitlines()), "").rstrip(" .")
+    return f"{type(e).__name__}: {text}" if text else type(e).__name__
 
 
 def returned_fault(e: BaseException) -> str | None:

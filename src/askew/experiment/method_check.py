@@ -2,14 +2,15 @@
 
 Does its loss count samples that pad a batch? Does it draw random numbers? Does it take for numbers what some engines
 hand over as tensors, be it of a client or its own settings? Does it fail for several clients at once? A loss without a
-gradient, which some engines would train on in silence, and results that still require one are refused. Of what is
-askew's own nothing is tried.
+gradient, which some engines would train on in silence, results that still require one, and changes in place are
+refused. Of what is askew's own nothing is tried, and what only some engines must know is tried for these alone.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,10 +29,11 @@ from ..core.space import Space
 from ..core.task import Bound, Functional
 from ..core.types import Batch, Client, State
 from ..data.federation import Federation, LocalSettings
+from ..engine.choose import DIFFERS, FAILS, NEEDS_NUMBERS, NEEDS_SETTINGS, ONE_BY_ONE
 from ..engine.stacked import float_settings
 from ..errors import AlgorithmError
 from .global_generators import other_generators
-from .network_check import CLOSE, LARGE, TRIED, check_rows, with_copies
+from .network_check import CLOSE, LARGE, TRIED, check_rows, same_numbers, with_copies
 
 LOCAL_HOOKS = ("begin", "carry", "loss", "direction", "descend", "note", "finish")
 NUMBERS = ("lr", "lr0", "steps", "tau", "size", "round", "coin")  # tensors in `slots` and `stacked`
@@ -44,47 +46,95 @@ class Refused(Exception):
 
 
 class MethodTraits(NamedTuple):
-    """What engines must know of a user's method."""
+    """What every engine must know of a user's method."""
 
     counts_padding: bool = False  # does its loss, or the criterion, change if samples of weight 0 pad a batch?
     draws: bool = False  # does a step give another result when it is taken again, as with random numbers?
-    needs_numbers: bool = False  # does it give another result where its numbers are tensors?
-    needs_settings: bool = False  # does it, where its settings are?
-    one_by_one: bool = False  # does it fail, or give another result, for two clients at once?
 
 
 def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: LocalSettings) -> MethodTraits:
     """What a trial of the method shows, on a few samples of the test set."""
-    own = [hook for phase in alg.phases() for hook in LOCAL_HOOKS if not is_askews(getattr(type(phase), hook))]
-    own_criterion = callable(fed.criterion)
+    own, own_criterion = own_hooks(alg), callable(fed.criterion)
     if not own and not own_criterion:
         return MethodTraits()
-    space = Space(module, torch.float64)
-    trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings, bool(own))
+    with trial_of(alg, module, fed, settings) as trial:
+        trial.check_losses()
+        counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
+        return MethodTraits(counts_padding, trial.draws())
+
+
+def ask_when_needed(alg: Algorithm, module: nn.Module, fed: Federation, settings: LocalSettings) -> None:
+    """Give the network what answers, by another trial, the questions on its method's hooks that some engines have.
+
+    For one of them torch loads for a second what only engines with rows need; of a large network a trial takes seconds.
+    """
+
+    def answer_by(question: Callable[[Trial], bool | str]) -> Callable[[nn.Module], bool | str]:
+        def answer(module: nn.Module) -> bool | str:
+            with trial_of(alg, module, fed, settings) as trial:
+                return question(trial)
+
+        return answer
+
+    setattr(module, NEEDS_NUMBERS, answer_by(Trial.needs_numbers))
+    setattr(module, NEEDS_SETTINGS, answer_by(Trial.needs_settings))
+    setattr(module, ONE_BY_ONE, answer_by(Trial.goes_one_by_one))
+
+
+@contextmanager
+def trial_of(alg: Algorithm, module: nn.Module, fed: Federation, settings: LocalSettings) -> Iterator[Trial]:
+    """A trial, which leaves random generators as they were."""
     with torch.random.fork_rng(devices=[]), other_generators():
         try:
-            trial.check_losses()
-            counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
-            draws, needs_numbers = trial.compare_steps()
-            needs_settings = bool(own) and not draws and trial.needs_settings()
-            return MethodTraits(
-                counts_padding, draws, needs_numbers, needs_settings, bool(own) and trial.goes_one_by_one()
-            )
+            yield Trial(alg, Bound(module, Space(module, torch.float64), fed.criterion), fed, settings)
         except Refused as refused:
             raise AlgorithmError(str(refused)) from None
+
+
+def own_hooks(alg: Algorithm) -> list[str]:
+    """The hooks of a client, phase by phase, that are not askew's own functions."""
+    return [hook for phase in alg.phases() for hook in LOCAL_HOOKS if not is_askews(getattr(type(phase), hook))]
+
+
+class Key:
+    """A number that notes whether it is looked up, or made a text: a tensor in its place is another key."""
+
+    name: str
+    looked_up: set[str]  # the names of such numbers, of all that have this set
+
+    @classmethod
+    def of(cls, name: str, value: float, looked_up: set[str]) -> Any:
+        """The number, under a name."""
+        key: Any = IntKey(value) if isinstance(value, int) else FloatKey(value)
+        key.name, key.looked_up = name, looked_up
+        return key
+
+    def __hash__(self) -> int:
+        self.looked_up.add(self.name)
+        return super().__hash__()
+
+    def __repr__(self) -> str:
+        self.looked_up.add(self.name)
+        return super().__repr__()
+
+
+class FloatKey(Key, float):
+    pass
+
+
+class IntKey(Key, int):
+    pass
 
 
 class Trial:
     """Trial steps of a method on a few samples, in float64."""
 
-    def __init__(
-        self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings, own_hooks: bool = True
-    ) -> None:
-        """`own_hooks`: hooks of a client are the user's, and not the criterion alone."""
-        self.own_hooks = own_hooks
+    def __init__(self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings) -> None:
         self.alg, self.task, self.fed, self.settings, self.space = alg, task, fed, settings, task.space
         self.phases = alg.phases()  # once, as in a run: a method may make them anew at every call
+        self.looked_up = set[str]()  # which of the client's numbers
         self.batch = first_samples(fed, self.space.dtype)
+        self.as_given = [t.clone() for t in self.given()]
 
     def check_losses(self) -> None:
         """Refuse a loss that has no gradient, on which some engines would train in silence."""
@@ -125,11 +175,19 @@ class Trial:
             return True
         return False
 
-    def compare_steps(self) -> tuple[bool, bool]:
-        """Do steps give another result when they are taken again, and where the client's numbers are tensors?"""
-        draws = draws_elsewhere = needs_numbers = False
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that are tried; what goes by rounds shows itself in the first two."""
+        return (1, 2) if self.space.P <= LARGE else (1,)
+
+    def draws(self) -> bool:
+        """Do steps give another result when they are taken again, with other random numbers of torch?
+
+        They are refused if they do so with the same ones.
+        """
+        draws = draws_elsewhere = False
         before = [dict(vars(phase)) for phase in self.phases]
-        for round in (1, 2) if self.space.P <= LARGE else (1,):  # a table by rounds shows itself in the first two
+        for round in self.rounds:
             try:
                 state = torch.get_rng_state()
                 once, again = self.steps(round), self.steps(round)
@@ -140,7 +198,6 @@ class Trial:
             except Exception:  # it is shown when the run calls it
                 break
             draws |= differ(once, again)
-            needs_numbers |= self.needs_numbers(round)
         for phase, old in zip(self.phases, before, strict=True):
             if changed := [name for name, value in vars(phase).items() if old.get(name, value) is not value]:
                 raise AlgorithmError(
@@ -148,56 +205,66 @@ class Trial:
                     "the method; keep what changes in client_state, server_state or the carry."
                 )
         if draws_elsewhere:
-            what = f"a hook of {self.alg.display_name()}" if self.own_hooks else "the criterion"
+            what = f"a hook of {self.alg.display_name()}" if own_hooks(self.alg) else "the criterion"
             raise AlgorithmError(
                 f"{what} gives another result when it is called again: it draws random numbers that are not torch's "
                 "own, which the seed does not set, or keeps something; draw by torch.rand and the like without a "
                 "generator, and keep what changes in client_state, server_state or the carry."
             )
-        return draws, needs_numbers and not draws
+        return draws
 
-    def needs_numbers(self, round: int) -> bool:
-        """Do steps fail, or give another result, where the client's numbers are tensors?"""
-        for states in (SOME, 0.0):
+    def needs_numbers(self) -> bool:
+        """Do steps fail, or give another result, where the client's numbers are tensors, or are such numbers keys?"""
+        for round in self.rounds:
             try:
-                once = self.steps(round, states=states)
-            except Exception:  # a state may be what nothing can be added to
-                continue
+                once, states = self.first_steps(round)
+            except Exception:  # it is shown when the run calls it
+                return False
             try:
-                return differ(once, self.steps(round, as_tensors=True, states=states))
+                if self.looked_up or differ(once, self.steps(round, as_tensors=True, states=states)):
+                    return True
             except Exception:
                 return True
         return False
+
+    def first_steps(self, round: int) -> tuple[list[Tensor], float]:
+        """What steps leave, and what was added to the states before: nothing where these are no numbers."""
+        try:
+            return self.steps(round, states=SOME), SOME
+        except Exception:
+            return self.steps(round), 0.0
 
     def needs_settings(self) -> bool:
         """Do steps give another result where settings are tensors? As by isinstance(self.mu, float), or a table in
         which no tensor is found. One that fails is noticed where it is given tensors.
         """
         phases = self.phases
+        if not any(map(float_settings, phases)):
+            return False
         try:
-            once = self.steps(2, states=SOME)
+            once, states = self.first_steps(2)
             self.phases = tuple(map(with_tensors, phases))
-            return differ(once, self.steps(2, states=SOME))
+            return differ(once, self.steps(2, states=states))
         except Exception:
             return False
         finally:
             self.phases = phases
 
-    def goes_one_by_one(self) -> bool:
-        """Do hooks fail, or give another result, for two clients at once? As by .item(), or an `if` on a tensor.
+    def goes_one_by_one(self) -> str:
+        """What becomes of hooks for two clients at once, if not the same? .item() fails, or an `if` on a tensor.
 
-        False where torch cannot do that with the network or the criterion: this is another question.
+        Nothing where torch cannot do that with the network or the criterion: this is another question.
         """
         task = Functional(self.task.module, self.space, self.fed.criterion)
         try:
             check_rows("vmapped", task, self.fed)
             once = self.steps(1)
         except Exception:  # of a hook, it is shown when the run calls it
-            return False
+            return ""
         try:
-            return differ(once, self.steps_of_two(task))
+            return DIFFERS if self.looked_up & {*OF_EACH} or differ(once, self.steps_of_two(task)) else ""
         except Exception:
-            return True
+            return FAILS
 
     def steps_of_two(self, task: Functional) -> list[Tensor]:
         """What two steps of every phase leave at the first of two equal clients that take them at once."""
@@ -220,7 +287,17 @@ class Trial:
             result = local.finish(phase, client, progress)
             refuse_gradients(phase, ("finish",), *result.up.values(), *result.state.values())
             left += [result.theta, *result.up.values(), *result.state.values()]
+        if not all(map(same_numbers, self.given(), self.as_given)):
+            raise Refused(
+                f"{self.alg.display_name()}: a hook changes in place what it is given, which other clients and steps "
+                "still use; compute a new tensor, such as a + b instead of a.add_(b), a += b or a.data.add_(b). "
+                f"{correct_hook(self.alg)}"
+            )
         return left
+
+    def given(self) -> list[Tensor]:
+        """The model and the samples, from which every step begins."""
+        return [self.space.start, self.space.buffers, self.batch.x, self.batch.y]
 
     def first_clients(
         self, round: int, as_tensors: bool = False, states: float = 0.0
@@ -238,9 +315,12 @@ class Trial:
                 if n in phase.broadcast
             }
             client = Client(space.start, space.buffers, sent, state, carry, parts, *rates, 1.0, 1.0, 1.0, round, 0.5)
+            own: dict[str, Any] = {n: getattr(client, n) for n in NUMBERS}
             if as_tensors:
-                numbers: dict[str, Any] = {n: torch.tensor(getattr(client, n), dtype=space.dtype) for n in NUMBERS}
-                client = client._replace(**numbers)
+                own = {n: torch.tensor(number, dtype=space.dtype) for n, number in own.items()}
+            else:
+                own = {n: Key.of(n, number, self.looked_up) for n, number in own.items()}
+            client = client._replace(**own)
             begun = local.begin(phase, client)
             refuse_gradients(phase, ("carry",), *begun.carry.values())
             refuse_gradients(phase, ("begin",), begun.theta)
@@ -296,9 +376,9 @@ def refuse_gradients(phase: Algorithm, hooks: tuple[str, ...], *results: Tensor)
 
 
 def first_samples(fed: Federation, dtype: torch.dtype) -> Batch:
-    """A few samples of the test set."""
+    """Copies of a few samples of the test set."""
     given = fed.inputs(fed.test.x[:TRIED]).cpu(), fed.test.y[:TRIED].cpu()
-    x, y = (t.to(dtype) if t.is_floating_point() else t for t in given)
+    x, y = (t.to(dtype if t.is_floating_point() else t.dtype, copy=True) for t in given)
     return Batch(x, y)
 
 

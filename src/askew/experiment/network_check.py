@@ -17,12 +17,12 @@ from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
 from ..core.differentiate import differentiate, differentiate_rows, value_and_buffers
-from ..core.hooks import in_words
 from ..core.settings import is_askews
 from ..core.space import WRAPPED, Space
-from ..core.task import Bound, Functional, WithFeatures
+from ..core.task import Bound, Functional, WithFeatures, check_losses
 from ..core.text import count_text
 from ..core.types import Batch
+from ..core.words import in_words
 from ..data.federation import Federation
 from ..engine.choose import DRAWS, FORBIDS_PADDING
 from ..errors import EngineError, ModelError
@@ -154,27 +154,37 @@ class Holdings(NamedTuple):
     """What a network holds beside its code, by name."""
 
     buffers: dict[str, tuple[Tensor, Tensor]]  # each with a copy
-    weights: dict[str, tuple[int, int]]  # where each is, and how often it was changed
+    weights: dict[str, tuple[int, int, Tensor]]  # where each is, how often it was changed, and a copy
     numbers: dict[str, float]
 
     @classmethod
     def of(cls, module: nn.Module) -> Holdings:
         """What this network holds now."""
         buffers = {n: (buffer, buffer.clone()) for n, buffer in module.named_buffers()}
-        weights = {n: (p.data_ptr(), p._version) for n, p in module.named_parameters()}
+        weights = {n: (p.data_ptr(), p._version, p.detach().clone()) for n, p in module.named_parameters()}
         return cls(buffers, weights, plain_numbers(module))
+
+    def has_weight(self, name: str, p: Tensor) -> bool:
+        """Is this weight as it was? By its numbers too: `.data` leaves no trace."""
+        pointer, version, values = self.weights.get(name, (0, 0, p))
+        return (pointer, version) == (p.data_ptr(), p._version) and same_numbers(values, p)
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Do two tensors hold the same numbers? Those that are none are equal to each other."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
     """Does a forward pass in training draw torch's random numbers? What it changes beside its output is refused."""
-    probe, version = copy.deepcopy(module).train(), x._version
+    probe, version, given = copy.deepcopy(module).train(), x._version, x.clone()
     before = Holdings.of(probe)
     with torch.random.fork_rng(devices=[]), other_generators(), torch.no_grad():
         state, others = torch.get_rng_state(), generator_states()
         once = probe(x)[0]
         draws = not torch.equal(state, torch.get_rng_state())
         draws_elsewhere = others != generator_states()
-    if x._version != version:
+    if x._version != version or not same_numbers(x, given):
         raise ModelError(
             f"the network {name} changes its input in place, and so the samples themselves; let it compute a new "
             "tensor, such as x = x - 0.5 instead of x -= 0.5, and leave out inplace=True where that comes first."
@@ -185,7 +195,7 @@ def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
         for buffer, values in before.buffers.values():
             buffer.copy_(values)
         again = probe(x)[0]
-    if draws_elsewhere or not torch.equal(once.nan_to_num(), again.nan_to_num()):
+    if draws_elsewhere or not same_numbers(once, again):
         raise ModelError(
             f"the network {name} gives another output when it is run again: it draws random numbers that are not "
             "torch's own, or keeps something that is no buffer; draw by torch.rand and the like without a generator, "
@@ -210,7 +220,7 @@ def check_holdings(probe: nn.Module, before: Holdings, name: str) -> None:
                 f"the network {name} changes its buffer {own!r} in forward, which holds whole numbers and is not sent; "
                 "make it a buffer of floats."
             )
-    if changed := [n for n, p in probe.named_parameters() if before.weights.get(n) != (p.data_ptr(), p._version)]:
+    if changed := [n for n, p in probe.named_parameters() if not before.has_weight(n, p)]:
         own = changed[0].removeprefix(WRAPPED)
         raise ModelError(
             f"the network {name} changes its weight {own!r} in forward, while engines keep all weights in one vector; "
@@ -347,7 +357,7 @@ def check_output(output: object, example: Tensor, fed: Federation, name: str) ->
 
 def check_targets(output: Tensor, fed: Federation, name: str) -> None:
     """Refuse an output of another shape than the targets', and a criterion that gives no loss for each sample."""
-    y = fed.test.y[: len(output)].cpu()
+    y = fed.test.y[: len(output)].cpu().clone()
     if fed.criterion == "squared_error":
         if output.numel() != y.numel():
             raise ModelError(
@@ -358,17 +368,19 @@ def check_targets(output: Tensor, fed: Federation, name: str) -> None:
     assert callable(fed.criterion)
     try:
         output = output.detach().requires_grad_().clone()  # no leaf, which nothing may change in place
-        losses = fed.criterion(output, y.to(output.dtype) if y.is_floating_point() else y)
+        y = y.to(output.dtype) if y.is_floating_point() else y
+        given, version, losses = y.clone(), y._version, fed.criterion(output, y)
     except Exception as e:
         raise ModelError(
             f"the criterion failed on the output of {name}, {in_words(output)}, and targets, {in_words(y)}: "
             f"{first_line(e)}; correct the criterion or the network."
         ) from None
-    if not isinstance(losses, Tensor) or losses.shape != (len(output),):
+    if y._version != version or not same_numbers(y, given):
         raise ModelError(
-            f"the criterion must return one loss for each sample, a tensor of shape [{len(output)}] here, and returned "
-            f'{in_words(losses)}; leave out its average, as by reduction="none", and sum over further dimensions.'
+            "the criterion changes the targets in place, and so the data themselves; let it compute a new tensor, "
+            "such as y = y - 1 instead of y -= 1."
         )
+    check_losses(losses, len(output))
     if not losses.requires_grad:
         raise ModelError(
             "the losses that the criterion returned have no gradient, so that nothing would be trained; compute them "

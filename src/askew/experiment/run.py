@@ -32,7 +32,7 @@ from .extend import begin_at_end, keep_end
 from .folder_lock import lock_folder
 from .global_generators import TORCH, States, draws_sentence, generator_states
 from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_lock, torch_state
-from .run_evaluation import evaluate_models, evaluation_record, model_tensors
+from .run_evaluation import evaluate_models, evaluation_record, main_model, model_tensors
 from .run_folder import (
     begin_or_resume,
     check_finished_data,
@@ -249,7 +249,7 @@ class ActiveRun:
             if record["round"] == self.config.rounds and settings.spread and built.fed.test_owner is not None:
                 clients = [client for r in (*self.run.rounds, record) for client in r["participants"]]
                 rounds_of = np.bincount(clients, minlength=built.fed.clients).tolist()  # of each client
-                record |= accuracy_by_owner(built.task, self.server.w, self.server.buffers, built.fed, rounds_of)
+                record |= accuracy_by_owner(built.task, *main_model(built), built.fed, rounds_of)
         self.run.rounds.append(record)
         self.best_accuracy = max(self.best_accuracy, record["accuracy"] or 0.0)
         if self.run.folder and self.group.is_leader:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.hooks import correct_hook, fits, in_words, is_state, wrong_return
+from ..core.hooks import correct_hook, fits, is_state, unchanged, wrong_return
 from ..core.records import Record, is_record_key
 from ..core.task import WithFeatures
+from ..core.words import in_words
 from ..engine.evaluate import (
     Evaluator,
     accuracy_by_rarity,
@@ -44,7 +45,8 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
 def named_models(built: BuiltRun) -> dict[str, Tensor]:
     """The models that the algorithm names; the first one is the main one."""
     server = built.server
-    models = server.alg.models(server.w, server.state)
+    with unchanged(server.alg, "models", w=server.w, **{f"server[{n!r}]": t for n, t in server.state.items()}):
+        models = server.alg.models(server.w, server.state)
     if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
         raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
     return models
@@ -64,6 +66,20 @@ def with_mean_private(built: BuiltRun, w: Tensor) -> tuple[Tensor, Tensor]:
     if server.alg.evaluates() != "mean" or server.private.empty:
         return w, server.buffers
     return with_private(w, server.buffers, server.private, mean_private(server.privates, len(built.fed.eligible)))
+
+
+def main_model(built: BuiltRun) -> tuple[Tensor, Tensor]:
+    """The model whose accuracy is reported, and its buffers.
+
+    Where clients' own models are measured, it is the global one, with private parts as they began; of centralised
+    training, that of its one client.
+    """
+    server = built.server
+    w, buffers = with_mean_private(built, next(iter(named_models(built).values())))
+    if not (server.alg.pooled and len(server.privates)):
+        return w, buffers
+    row = {n: v[0] for n, v in server.privates.read([0]).items()}
+    return with_private(w, buffers, server.private, row)
 
 
 def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
@@ -90,23 +106,18 @@ def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
     if built.config.evaluation.spread and fed.classes:
         clients_own = server.alg.evaluates() == "clients" and not private.empty
         bank = server.privates if clients_own else None
-        record |= client_spread(built.task, server.w, server.buffers, fed, private, bank)
+        record |= client_spread(built.task, *main_model(built), fed, private, bank)
     if built.config.evaluation.rare and fed.classes and fed.assignment is not None and private.empty:
-        record |= accuracy_by_rarity(built.task, server.w, server.buffers, fed)
+        record |= accuracy_by_rarity(built.task, *main_model(built), fed)
     return record
 
 
 def model_tensors(built: BuiltRun) -> dict[str, Tensor]:
     """The model whose accuracy is reported, by the names of the network's state dictionary.
 
-    Where clients' own models are measured, it is the global one, with private parts as they began; of centralised
-    training, that of its one client. What is not trained, frozen weights and whole numbers, is as the network has it.
+    What is not trained, frozen weights and whole numbers, is as the network has it.
     """
-    server, space = built.server, built.space
-    w, buffers = with_mean_private(built, next(iter(named_models(built).values())))
-    if server.alg.pooled and len(server.privates):
-        row = {n: v[0] for n, v in server.privates.read([0]).items()}
-        w, buffers = with_private(w, buffers, server.private, row)
+    space, (w, buffers) = built.space, main_model(built)
     prefix = "module." if isinstance(built.module, WithFeatures) else ""
     trained = {**space.split(w), **space.split_buffers(buffers)}
     named = [*built.module.named_parameters(), *built.module.named_buffers()]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.records import Record
-from ..errors import AlgorithmError, AskewError, Remark, StoreError
+from ..errors import AskewError, Remark, StoreError
 from ..experiment.store import Run, load_whole
 from .page import check_run
 from .runs import ComparisonTable, Runs
@@ -96,7 +96,7 @@ def sweep(
     the first error is raised.
     """
     from ..experiment.api import remark_run, sweep_configs, watched  # with torch, which takes seconds to load
-    from ..experiment.hook_fault import hook_fault
+    from ..experiment.hook_fault import users_fault
     from ..experiment.launch import FailedRun, run_each
     from ..experiment.trackers import tracking
 
@@ -106,8 +106,8 @@ def sweep(
     with tracking(track, names) as trackers, watched(configs, watch, progress) as on_round:
         for run in trackers.follow(run_each(configs, out, watch=trackers.beside(on_round))):
             if isinstance(run, FailedRun):
-                sentence = None if isinstance(run.error, AskewError) else hook_fault(run.error)
-                runs.failed.append(run._replace(error=AlgorithmError(sentence)) if sentence else run)
+                fault = None if isinstance(run.error, AskewError) else users_fault(run.error)
+                runs.failed.append(run._replace(error=fault) if fault else run)
             else:
                 runs.append(run)
     if runs.failed and not runs:
