@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ from askew.errors import ConfigError, EngineError, StoreError
 from askew.experiment.config import Config
 from askew.experiment.launch import run_config
 from askew.experiment.store import load
+from askew.flower import registry
 from askew.flower.client_state import FileStore, MemoryStore, StateHistory
 from askew.flower.deployment_data import DataModule, NodeConfig, read_config
+from askew.flower.transport import Reply
 from askew.flower.wire import Payload
 
 STATEFUL = slow_except(("scaffold", "fedbn"), ("scaffold", "fedbn", "moon", "feddc"))
@@ -283,6 +285,42 @@ def test_a_client_may_join_later_and_come_again_as_another_node(tmp_path: Path) 
     assert_same_rounds(deployed, simulated)
     queried = [client + FIRST_NODE for kind, client, _ in transport.sent if kind == "query"]
     assert queried == [100, 101, 102, 103, 201, 104]
+
+
+class LongRounds(ChangingTransport):
+    """Rounds last longer than Flower keeps replies: what a node says comes, and is gone, while clients train."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.asked, self.readable, self.gone = set[str](), set[str](), set[str]()  # messages to new nodes
+
+    def connected_nodes(self) -> list[int]:
+        self.gone, self.readable = self.gone | self.readable, set()
+        return super().connected_nodes()
+
+    def send(self, kind: str, payloads: Mapping[int, Payload], group: str, timeout: float) -> dict[str, int]:
+        begun, sent = any(kind == "train" for kind, _, _ in self.sent), super().send(kind, payloads, group, timeout)
+        if kind == "train":
+            self.readable, self.asked = self.asked, set()
+        elif kind == "query" and begun:
+            self.asked |= sent.keys()
+        return sent
+
+    def receive(self, message_ids: Collection[str]) -> dict[str, Reply]:
+        lost = dict.fromkeys(self.gone.intersection(message_ids), "Message Unavailable")
+        return super().receive([*{*message_ids} - self.asked - self.gone]) | lost
+
+
+@pytest.mark.parametrize("buffer", [0, 4])
+def test_a_client_may_join_while_rounds_last_longer_than_flower_keeps_what_it_says(
+    buffer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "LOOK_SECONDS", 0.0)
+    nodes_at = lambda look: [100, 101, 102, 103, *[104] * (look > 2)]  # client 4 comes after round 1 began
+    options: dict[str, Any] = {"transport_class": LongRounds, "nodes_at": nodes_at, "configs": {}}
+    tables = small_run(VARIANTS["fedavg"], participation={"name": "uniform", "cohort": 5})
+    run, _, warnings = deploy(tables, tmp_path, {"nodes": 4, "buffer": buffer}, **options)
+    assert warnings == [] and {4} <= {client for record in run.rounds[1:3] for client in record["participants"]}
 
 
 def test_participants_are_drawn_from_the_clients_that_are_connected(tmp_path: Path) -> None:
