@@ -339,8 +339,8 @@ def test_without_clients_no_round_is_played(tmp_path: Path) -> None:
     assert len(load(next((tmp_path / "runs").iterdir())).rounds) == 1
 
 
-def test_nodes_that_do_not_say_which_client_they_are_are_asked_three_times_and_left_out(tmp_path: Path) -> None:
-    """And it is said once of each."""
+def test_nodes_that_do_not_say_which_client_they_are_are_asked_before_every_round_and_left_out(tmp_path: Path) -> None:
+    """And it is said once of each. They are asked once more before four rounds, and once at the start."""
     wrong: dict[int, tuple[NodeConfig, str]] = {
         110: ({}, "partition-id must be its client number from 0 to 4, got None"),
         111: ({"partition-id": 5}, "partition-id must be its client number from 0 to 4, got 5"),
@@ -355,7 +355,7 @@ def test_nodes_that_do_not_say_which_client_they_are_are_asked_three_times_and_l
         about_node = [text for text in warnings if text.startswith(f"{who} left out: ")]
         assert len(about_node) == 1 and sentence in about_node[0]
     assert deployed.finished and len(warnings) == len(wrong)
-    assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + 3 * len(wrong)
+    assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + (1 + 4) * len(wrong)
 
 
 def test_of_two_nodes_with_one_number_the_later_one_is_used(tmp_path: Path) -> None:

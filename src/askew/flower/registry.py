@@ -129,6 +129,17 @@ class ClientRegistry:
         """The clients that were connected at the last look and are not silent."""
         return self.node_of.keys() - self.silent.keys()
 
+    def _nodes_in_use(self) -> set[int]:
+        return {node for client, node in self.node_of.items() if client not in self.silent}
+
+    def ask_again(self) -> None:
+        """Have the nodes that are left out asked once more: what was wrong with their data may be put right by now.
+
+        A node that was started again with its key is the same node, and may never have been seen to be away.
+        """
+        for node in self.attempts.keys() - self._nodes_in_use() - self.displaced.keys():
+            self.attempts[node] = min(self.attempts[node], MAX_ATTEMPTS - 1)
+
     def _note_problem(self, node: int, problem: InvalidMessage) -> None:
         """Note why a node is left out, and say it once: a node is asked again, and says the same."""
         client = next((client for client, its_node in self.node_of.items() if its_node == node), None)
@@ -153,8 +164,7 @@ class ClientRegistry:
 
     def _ask(self, nodes: list[int], now: float) -> None:
         """Ask nodes which client they are, except those that are known or were asked already."""
-        in_use = {node for client, node in self.node_of.items() if client not in self.silent}
-        known = in_use | {node for node, _ in self.pending.values()}
+        known = self._nodes_in_use() | {node for node, _ in self.pending.values()}
         payloads = {node: Payload({"digest": self.config.digest()}, {}) for node in nodes if node not in known}
         sent = self.transport.send("query", payloads, "0", self.rules.hello) if payloads else {}
         self.pending |= {name: (node, now + self.rules.hello) for name, node in sent.items()}
@@ -182,6 +192,8 @@ class ClientRegistry:
             self.displaced[self.node_of[client]] = client
         self.displaced.pop(node, None)
         self.odd.pop(client, None)
+        if self.problems.pop(node, None) or client in self.refused | self.faulty:
+            self.say(f"client {client} takes part after all.")
         self.node_of[client], self.info[client] = node, info
         self.silent.pop(client, None)
         self.refused.discard(client)

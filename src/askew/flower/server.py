@@ -63,6 +63,7 @@ class DeployedRun(ActiveRun):
         t, fed, engine, seed = self.t + 1, self.built.fed, self.engine, self.config.seed
         self.before = (self.server.w, self.server.buffers)
         engine.transport.bytes_sent = engine.transport.bytes_received = 0
+        engine.registry.ask_again()
         if isinstance(engine, BufferedEngine):
             turnout = engine.collect(t)
             self.unreachable = sorted({*fed.eligible.tolist()} - engine.registry.reachable())
