@@ -393,6 +393,47 @@ def test_what_a_run_was_begun_with_holds_after_a_restart(classes: int, tmp_path:
     ]
 
 
+NO_RUN_GOES_ON = [
+    (
+        (torch.ones(6, 9), torch.arange(6) % 3),
+        r"are real inputs of shape \[9\] and class labels, and the run was begun",
+    ),
+    ((torch.ones(6, 8), torch.ones(6)), "and real targets, and the run was begun with real inputs"),
+    (
+        (torch.ones(6, 8), torch.arange(6)),
+        "have 6 classes, and the run was begun with 3; give the server the data that",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "sentence"), NO_RUN_GOES_ON)
+def test_a_server_that_comes_back_with_other_data_is_refused(changed: Any, sentence: str, tmp_path: Path) -> None:
+    """Before, this was an error of torch, or a checkpoint that was called damaged."""
+    tests = [(torch.ones(6, 8), torch.arange(6) % 3)]
+    data = DataModule(widths(), lambda: (None, tests[-1]))
+
+    def interrupt(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        if kind == "train" and payload.numbers["round"] == 2:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        deploy(FEDAVG, tmp_path, data=data, change_reply=interrupt)
+    tests.append(changed)
+    with pytest.raises(AskewError, match=sentence):
+        deploy(FEDAVG, tmp_path, data=data)
+    tests.pop()
+    assert deploy(FEDAVG, tmp_path, data=data)[0].finished
+
+
+def test_what_the_function_of_the_server_raises_is_one_sentence(tmp_path: Path) -> None:
+    def server() -> Any:
+        raise FileNotFoundError("no such file: test.npz")
+
+    with pytest.raises(AskewError, match=r"server\(\) failed in line \d+: FileNotFoundError: no such file: test.npz"):
+        deploy(FEDAVG, tmp_path, data=DataModule(widths(), server))
+
+
 @pytest.mark.parametrize("wrong", ["another shape", "not finite"])
 def test_a_client_takes_part_once_its_data_are_corrected(wrong: str, tmp_path: Path) -> None:
     """Its node is the same one, as one with a key is that was started again."""
