@@ -301,6 +301,26 @@ def test_the_reason_of_a_failure_is_the_last_informative_line_of_a_log(tmp_path:
 
 
 @needs_flower
+def test_a_process_that_was_killed_failed_as_it_was_killed(tmp_path: Path) -> None:
+    """Not for what it said before, or what an earlier start of it said."""
+    (tmp_path / "node-0.log").write_text("No such key.\n")
+    link = Loopback(tmp_path, 0)
+    try:
+        process = link.start_process(
+            "node-0", sys.executable, "-c", "import time; print('hm', flush=True); time.sleep(60)"
+        )
+        wait_until(lambda: b"hm" in (tmp_path / "node-0.log").read_bytes())
+        assert link.failure_reason("node-0").startswith("hm; ")
+        process.kill()
+        process.wait()
+        assert link.failure_reason("node-0").startswith("it was killed (SIGKILL); its log is ")
+        link.start_process("node-0", sys.executable, "-c", "").wait()
+        assert link.failure_reason("node-0").startswith("it said nothing; ")
+    finally:
+        link.stop_all()
+
+
+@needs_flower
 def test_the_console_says_who_is_connected_while_a_federation_starts(tmp_path: Path) -> None:
     """A start takes half a minute on a busy machine; logs of an earlier start in the same folder do not count."""
     said: list[str] = []
