@@ -32,7 +32,9 @@ from askew.report import figures, labels, page, page_comparison, table, terminal
 from askew.report.figures import draw_pictures, use_log_axis
 from askew.report.page import headline
 from askew.report.picture import WIDTH, canvas, drawn_for, style
+from askew.report.significance import compare_methods
 from askew.report.tables import RunGroup, best_groups, group_runs, participation_name, partition_name
+from askew.report.verdicts import verdict_remarks
 
 Make = Callable[..., Run]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -406,7 +408,7 @@ def test_a_regression_is_led_by_the_lowest_loss(make: Make) -> None:
     rows = table(runs)
     assert headline(rows) == "scaffold ends with a test loss of 0.25."
     tiles = Reader(page.tiles(rows)).text
-    assert "0.25last test loss · scaffold" in tiles and "9.00 MBup and down in a run · scaffold" in tiles
+    assert "0.25last test loss · scaffold" in tiles and "9 MBup and down in a run · scaffold" in tiles
     assert "fedavg" not in tiles
 
 
@@ -493,11 +495,70 @@ def test_one_round_is_one_round_in_words_and_on_the_axis(make: Make) -> None:
     assert " of 1 round;" in pictures["participation"].note
 
 
-def test_one_client_without_a_turn_holds_its_data() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "engine", "note"),
+    [
+        ([3, 1], "slots", "1 of 2 clients took no turn so far; it holds 25% of the data."),
+        ([3, 0], "slots", "1 of 2 clients took no turn so far; it holds 0% of the data."),
+        ([3, 0], "flower", "1 of 2 clients took no turn so far; what it holds is not known."),
+        ([3, 0, 0], "flower", "2 of 3 clients took no turn so far; what they hold is not known."),
+        (
+            [3, 1, 0],
+            "flower",
+            "2 of 3 clients took no turn so far; they hold 25% of the data, and of 1 client that is not known.",
+        ),
+    ],
+)
+def test_clients_without_a_turn_hold_their_data(sizes: list[int], engine: str, note: str) -> None:
+    """Of a client that never came to a deployment nobody knows what it holds; its size is stored as 0."""
     asked = np.zeros(3, np.uint32).tobytes(), np.full(3, views.USED, np.uint8).tobytes(), None
     columns = SimpleNamespace(count=3, asked=lambda first, last: asked)
-    run = SimpleNamespace(federation={"sizes": [3, 1]}, columns=columns)
-    assert views.shares(run)["note"] == "1 of 2 clients took no turn so far; it holds 25% of the data."  # type: ignore[arg-type]
+    run: Any = SimpleNamespace(federation={"sizes": sizes}, columns=columns, facts={"engine": engine})
+    assert views.shares(run)["note"] == note
+
+
+def test_who_took_part_and_what_they_hold_in_words(make: Make) -> None:
+    """A span of one number is that number, and clients that never came to a deployment hold what nobody knows."""
+    federation = {"clients": 4, "classes": 0, "sizes": [1, 1, 1, 0]}
+    note = lambda run, name: next(p.note for p in draw_pictures(group_runs([run])) if p.name == name)
+    run = make(federation=federation)
+    assert note(run, "partition") == "A client holds 0 to 1 sample."
+    run.facts["engine"] = "flower"
+    assert note(run, "partition") == "A client holds 1 sample; of 1 client that is not known."
+    for record in run.rounds:
+        record["participants"] = [0, 1, 2, 3]
+    assert note(run, "participation") == "Clients took part in 3 of 3 rounds; nobody was left out."
+
+
+def test_a_page_says_how_a_deployment_is_run_again(make: Make, tmp_path: Path) -> None:
+    """Its configuration cannot be run by `askew run`: that would be a simulation, or fail for want of the data."""
+    run, simulated = make(), make("fedcm")
+    run.facts["engine"] = "flower"
+    assert run.folder and simulated.folder
+    (run.folder / "flower").mkdir()
+    text = report([run, simulated], tmp_path / "out")[1].text
+    assert f"askew deploy up {run.folder}/flower/app --out {run.folder.parent}" in text
+    assert f"askew run {run.folder}" not in text and f"askew run {simulated.folder}" in text
+
+
+def test_the_heading_says_what_is_compared(make: Make) -> None:
+    """Settings of one method are no methods, and numbers of rounds share their noun."""
+    changed = [make("fedcm", settings={"alpha": alpha}) for alpha in (0.1, 0.2, 0.3)]
+    assert page.subject(group_runs(changed)) == "3 settings of fedcm"
+    assert page.subject(group_runs([*changed, make()])) == "4 settings of 2 methods"
+    assert page.subject(group_runs([changed[0], make()])) == "2 methods"
+    changed[1].config["rounds"] = 8
+    assert "· 3 or 8 rounds ·" in page.sentence(group_runs(changed))
+
+
+def test_numbers_in_the_terminal_have_no_exponents_below_a_million(make: Make) -> None:
+    assert [terminal.digits(n) for n in (0.0123456, 12.3456, 999.4, 1422, 1e6)] == [
+        *("0.0123", "12.3", "999", "1,422", "1e+06"),
+    ]
+    run = make()
+    for record in run.rounds:
+        record["seconds"] = 1.5724
+    assert "1,572" in plain(terminal.comparison([run]))
 
 
 def test_in_a_narrow_terminal_columns_are_left_out_before_headings_are_broken(make: Make) -> None:
@@ -616,6 +677,8 @@ def test_tests_over_seeds_are_shown_where_there_are_enough(make: Make, tmp_path:
     html = page.tests_section(tests)
     assert "Best accuracy against fedavg" in html and "+11.00" in html and "better" in html
     assert "better than fedavg: paired t-tests over seeds" in page.paper_section(runs, table(runs), tests)
+    undecided = compare_methods(group_runs([*runs[:4], make("fedcm", (0.4,)), *runs[5:]]))
+    assert re.search(r"if differences stay as they are\): \d+ for fedcm\.", " ".join(verdict_remarks(undecided)))
     assert page.seed_tests(group_runs([runs[0], runs[4]])) == page.seed_tests(groups[:1]) == []
     assert page.tests_section([]) == ""
 
@@ -638,9 +701,9 @@ def test_large_federations_say_what_is_left_out(make: Make) -> None:
         "labels": [[n] + [0] * 99 for n in sizes],
     }
     pictures = {picture.name: picture for picture in draw_pictures(group_runs([make(federation=federation)]))}
-    expected = "The first 500 of 20000 clients are shown: each holds 1 to 1 of 100 classes and 10 to 16 samples."
+    expected = "The first 500 of 20,000 clients are shown: each holds 1 of 100 classes and 10 to 16 samples."
     assert pictures["partition"].note == expected and expected in pictures["partition"].alt
-    assert pictures["participation"].note == "Clients took part in 0 to 2 of 3 rounds; 19996 never did."
+    assert pictures["participation"].note == "Clients took part in 0 to 2 of 3 rounds; 19,996 never did."
     assert len(pictures["partition"].render("png")) > 5000 and len(pictures["participation"].render("png")) > 5000
 
 

@@ -419,6 +419,13 @@ def use_page(browser: Browser, served: WatchServer) -> None:
     )
     browser.value(f"{type_text}('')")
     assert "algorithm.name" in browser.value("document.getElementById('differences').textContent")
+    last = "[...grid.children].filter(one => one.offsetWidth).at(-1)"
+    edges = f"(grid => [grid, {last}].map(one => one.getBoundingClientRect().right))(document.querySelector('.grid'))"
+    for _ in range(3):  # of an odd and of an even number of charts every row is full
+        grid, chart = browser.value(edges)
+        assert chart == pytest.approx(grid, abs=1)
+        browser.value("document.querySelector('.grid').append(document.createElement('figure'))")
+    browser.value("document.querySelectorAll('.grid > figure:empty').forEach(one => one.remove())")
     browser.value("document.querySelector('#chips button').click()")
     browser.wait(f"({LEGEND}).length === 2")
     browser.value(
@@ -455,6 +462,8 @@ def open_report(browser: Browser, root: Path, out: Path) -> None:
     unnamed = "[...document.querySelectorAll('canvas')].filter(one => one.role !== 'img' || one.ariaLabel.length < 20)"
     assert browser.value(f"{unnamed}.length") == 0
     assert browser.value("page.charts.get('shares').plot.scales.x.min") == 0
+    browser.value("showShares({ x: [50, 50], y: [0, 100], note: 'One never did.' })")  # as a run goes on
+    assert "One never did." in browser.value("page.charts.get('shares').plot.root.querySelector('canvas').ariaLabel")
     browser.value("choose([...table.rows.values()].find(row => row.name === 'first').id)")
     browser.wait(f"({LEGEND}).length === 2")
     assert browser.value("performance.getEntriesByType('resource').filter(one => !one.name.startsWith('data:'))") == []

@@ -24,7 +24,7 @@ from askew.flower.client_state import FileStore
 from askew.flower.deployment_data import ClientSetup, DataModule, DeploymentConfig, NodeConfig, read_config
 from askew.flower.rules import DeploymentRules
 from askew.flower.server import serve
-from askew.flower.transport import Reply
+from askew.flower.transport import Reply, Warn
 from askew.flower.wire import Payload, RawPayload, encode_payload, from_records, to_records
 
 # Is given the kind of a message, its client, its payload and the reply; returns what to use instead, None for no reply.
@@ -195,6 +195,7 @@ def deploy(
     rules: Mapping[str, Any] | None = None,
     warnings: list[str] | None = None,
     transport_class: type[InProcessTransport] = InProcessTransport,
+    say: Warn = lambda text: None,
     **options: Any,
 ) -> tuple[Run, InProcessTransport, list[str]]:
     """Deploy a run within this process; return the run, its transport and the server's warnings.
@@ -205,7 +206,8 @@ def deploy(
     warnings = [] if warnings is None else warnings
     transport = transport_class(config, folder / "clients", **options)
     short = {"out": str(folder / "runs"), "wait": 1.0, "timeout": 0.2, "hello": 5.0}
-    run = serve(config, transport, DeploymentRules.build(short | dict(rules or {})), transport.data, warnings.append)
+    rules = DeploymentRules.build(short | dict(rules or {}))
+    run = serve(config, transport, rules, transport.data, warnings.append, say=say)
     return run, transport, warnings
 
 

@@ -26,6 +26,7 @@ from askew.flower.rules import DeploymentRules
 
 pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
+import httpx
 from flower_grid import InProcessGrid, run_apps, task_identity  # noqa: F401 - the fixture is used by name
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -233,6 +234,20 @@ def test_a_program_that_is_interrupted_while_it_starts_ends_without_a_traceback(
     with pytest.raises(SystemExit) as ended:
         launch.main()
     assert ended.value.code == 130
+
+
+def test_a_node_that_the_superlink_refuses_says_what_may_be_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not so one whose request failed otherwise, or that never came so far."""
+    answers = {412: "activate-node", 401: "activate-node", 503: "pull-messages"}
+    for status, name in answers.items():
+        request = httpx.Request("POST", f"http://127.0.0.1:8000/v1/fleet/{name}")
+        response = httpx.Response(status, request=request)
+        launch.explain_refusal(httpx.HTTPStatusError("", request=request, response=response))
+        said = capsys.readouterr().out
+        assert ("its key is not registered" in said and "was killed" in said) if status == 412 else not said
+    launch.explain_refusal(httpx.ConnectError("refused"))
+    launch.explain_refusal(None)
+    assert not capsys.readouterr().out
 
 
 def test_an_app_that_starts_slowly_is_not_started_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_nodes_without_a_registered_key_are_refused_and_the_run_is_the_simulator
         ["--auth-supernode-private-key", str(key)] for key in (keys.private_key(1), other_keys.private_key(0))
     )
     node, impostor = ["flower-supernode"], [sys.executable, "-c", IMPOSTOR, str(keys.public_key(1))]
-    refused, unknown = "SuperNode authentication is enabled", "Failed to activate SuperNode"
+    refused, unknown = "SuperNode authentication is enabled", "the SuperLink refused this node: either its key"
     intruders = {
         "unencrypted": Intruder([*node, "--insecure"], "Failed to initialize the connection"),
         "keyless": Intruder([*node, *trust], refused, "register-node][ApiError:2001]"),

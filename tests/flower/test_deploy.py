@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 import askew
 from askew import flower
+from askew.cli import deploy
 from askew.cli.main import main
 from askew.cli.options import SHORT_OPTIONS
 from askew.experiment import checkpoint
@@ -36,7 +37,7 @@ from askew.experiment.store import load, write_json
 from askew.experiment.toml import seal
 from askew.flower import app
 from askew.flower.deployment_data import read_config
-from askew.flower.loopback import PROCESSES, Loopback, RunProgress
+from askew.flower.loopback import PROCESSES, Loopback, RunProgress, free_port
 from askew.flower.transport import WAITING
 from askew.report import terminal
 
@@ -45,10 +46,10 @@ RUN_SECONDS = 300.0  # in which a run must end
 TOLERANCE = 1e-6  # of weights: they are the same numbers where processes round alike
 
 
-def full_run(clients: int) -> dict[str, object]:
-    """Two rounds of SCAFFOLD in which all clients take part."""
+def full_run(clients: int, rounds: int = 2) -> dict[str, object]:
+    """Rounds of SCAFFOLD in which all clients take part."""
     partition = {"name": "natural", "clients": clients}
-    return small_run({"name": "scaffold"}, rounds=2, partition=partition, participation={"name": "full"})
+    return small_run({"name": "scaffold"}, rounds=rounds, partition=partition, participation={"name": "full"})
 
 
 OWN_DATA = "import torch\n\ndef client(node):\n    return (torch.randn(9, 8), torch.arange(9) % 3), None, None\n"
@@ -300,6 +301,26 @@ def test_the_reason_of_a_failure_is_the_last_informative_line_of_a_log(tmp_path:
 
 
 @needs_flower
+def test_a_process_that_was_killed_failed_as_it_was_killed(tmp_path: Path) -> None:
+    """Not for what it said before, or what an earlier start of it said."""
+    (tmp_path / "node-0.log").write_text("No such key.\n")
+    link = Loopback(tmp_path, 0)
+    try:
+        process = link.start_process(
+            "node-0", sys.executable, "-c", "import time; print('hm', flush=True); time.sleep(60)"
+        )
+        wait_until(lambda: b"hm" in (tmp_path / "node-0.log").read_bytes())
+        assert link.failure_reason("node-0").startswith("hm; ")
+        process.kill()
+        process.wait()
+        assert link.failure_reason("node-0").startswith("it was killed (SIGKILL); its log is ")
+        link.start_process("node-0", sys.executable, "-c", "").wait()
+        assert link.failure_reason("node-0").startswith("it said nothing; ")
+    finally:
+        link.stop_all()
+
+
+@needs_flower
 def test_the_console_says_who_is_connected_while_a_federation_starts(tmp_path: Path) -> None:
     """A start takes half a minute on a busy machine; logs of an earlier start in the same folder do not count."""
     said: list[str] = []
@@ -393,12 +414,12 @@ def only_run() -> Path:
 def test_an_interrupted_federation_leaves_no_process_goes_on_and_plays_the_simulators_run(
     number: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two clients, each of whose messages is a process of its own."""
-    arguments = ("run.toml", "--clients", "2", "--rule", "timeout=120")
+    """Two clients, each of whose messages is a process of its own; some rounds pass until all have ended."""
+    arguments = ("run.toml", "--clients", "2", "--rule", "timeout=120", "--set", "rounds=12")
     first = start_deployment(*arguments)
     assert first.stderr is not None
-    before = read_until(first.stderr, "round 1/2")
-    positions = [before.find(step) for step in (*STEPS, "round 1/2")]
+    before = read_until(first.stderr, "round 1/12")
+    positions = [before.find(step) for step in (*STEPS, "round 1/12")]
     assert -1 not in positions and positions == sorted(positions), before
     wait_until(lambda: any(Path("runs").glob(f"*/{checkpoint.FILE}")))
     home = only_run() / "flower" / "flwr"
@@ -414,12 +435,12 @@ def test_an_interrupted_federation_leaves_no_process_goes_on_and_plays_the_simul
     assert f"askew deploy up {only_run()}/flower/app" in capsys.readouterr().out
     second = start_deployment(*command[3:], "--json")
     out, err = second.communicate(timeout=RUN_SECONDS)
-    assert second.returncode == 0 and "going on after round 1 of 2" in err and "round 2/2" in err, err
+    assert second.returncode == 0 and re.search(r"going on after round \d+ of 12", err) and "round 12/12" in err, err
     assert_none_left(home, seconds=0)
-    deployed, simulated = load(only_run()), simulate(full_run(clients=2))
+    deployed, simulated = load(only_run()), simulate(full_run(clients=2, rounds=12))
     assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None}
     assert deployed.finished and deployed.facts["engine"] == "flower"
-    assert [r["participants"] for r in deployed.rounds] == [[0, 1], [0, 1]]
+    assert [r["participants"] for r in deployed.rounds] == [[0, 1]] * 12
     assert largest_difference(load_file(only_run() / "model.safetensors"), simulated.model) <= TOLERANCE
     for name in ("train_loss", "loss", "accuracy"):
         assert deployed.rounds[-1][name] == pytest.approx(simulated.rounds[-1][name], rel=1e-5)
@@ -434,25 +455,43 @@ def test_an_interrupted_federation_leaves_no_process_goes_on_and_plays_the_simul
 def test_a_server_that_fails_says_so_in_a_sentence(folder: Path) -> None:
     """A client whose data are wrong is named while it is waited for; then the run fails."""
     Path("data.py").write_text("def client(node):\n    return 5\n")
-    run = start_deployment("run.toml", "--clients", "1", "--data", "data.py", "--rule", "wait=30", "--secure")
+    run = start_deployment("run.toml", "--clients", "1", "--data", "data.py", "--secure")
     out, err = run.communicate(timeout=RUN_SECONDS)
     assert run.returncode == 2 and out == ""
     assert "warning: node " in err and "the data module's client(node) must return (train, validation, test)" in err
     last, log = err.splitlines()[-1], only_run() / "flower" / "run.log"
-    assert last.startswith("error: the run failed; 0 of 1 client came within 30 s;")
+    assert last.startswith("error: the run failed; the only connected node cannot take part: the data module's client")
     assert last.endswith(f"its log is {log}.")
-    assert "EngineError" in log.read_text()
+    assert "Traceback" not in log.read_text()
     assert_none_left(only_run() / "flower" / "flwr", seconds=0)
 
 
 @needs_flower
-def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("program", ["superlink", "supernode"])
+def test_a_port_that_cannot_be_opened_is_one_sentence(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["deploy", "superlink", "--insecure", "--port", str(port)]) == 2
+        assert main(["deploy", program, "--insecure", "--port", str(port)]) == 2
+        assert main(["deploy", program, "--insecure", "--port", str(port), "--host", "192.0.2.1"]) == 2  # of nobody
+    used, foreign = (" ".join(line.split()) for line in capsys.readouterr().err.splitlines())
+    start = f"error: port {port} of"
+    assert used.startswith(f"{start} 127.0.0.1 cannot be opened (address already in use); end the program that uses it")
+    assert foreign.startswith(f"{start} 192.0.2.1 cannot be opened (") and "this machine with --host" in foreign
+
+
+@needs_flower
+def test_an_error_of_flowers_program_is_one_sentence_and_no_defect_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("unable to open database file\n[SQL: ...]")
+
+    monkeypatch.setattr(deploy, "run_program", fail)
+    assert main(["deploy", "superlink", "--insecure", "--port", str(free_port())]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert said.startswith(
-        f"error: port {port} of 127.0.0.1 cannot be opened (address already in use); end the program"
+    assert said == (
+        "error: flower-superlink ended (RuntimeError: unable to open database file); correct its options or files, "
+        "and start it again."
     )
 
 

@@ -393,6 +393,69 @@ def test_what_a_run_was_begun_with_holds_after_a_restart(classes: int, tmp_path:
     ]
 
 
+NO_RUN_GOES_ON = [
+    (
+        (torch.ones(6, 9), torch.arange(6) % 3),
+        r"are real inputs of shape \[9\] and class labels, and the run was begun",
+    ),
+    ((torch.ones(6, 8), torch.ones(6)), "and real targets, and the run was begun with real inputs"),
+    (
+        (torch.ones(6, 8), torch.arange(6)),
+        "have 6 classes, and the run was begun with 3; give the server the data that",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "sentence"), NO_RUN_GOES_ON)
+def test_a_server_that_comes_back_with_other_data_is_refused(changed: Any, sentence: str, tmp_path: Path) -> None:
+    """Before, this was an error of torch, or a checkpoint that was called damaged."""
+    tests = [(torch.ones(6, 8), torch.arange(6) % 3)]
+    data = DataModule(widths(), lambda: (None, tests[-1]))
+
+    def interrupt(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        if kind == "train" and payload.numbers["round"] == 2:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        deploy(FEDAVG, tmp_path, data=data, change_reply=interrupt)
+    tests.append(changed)
+    with pytest.raises(AskewError, match=sentence):
+        deploy(FEDAVG, tmp_path, data=data)
+    tests.pop()
+    assert deploy(FEDAVG, tmp_path, data=data)[0].finished
+
+
+def test_what_the_function_of_the_server_raises_is_one_sentence(tmp_path: Path) -> None:
+    def server() -> Any:
+        raise FileNotFoundError("no such file: test.npz")
+
+    with pytest.raises(AskewError, match=r"server\(\) failed in line \d+: FileNotFoundError: no such file: test.npz"):
+        deploy(FEDAVG, tmp_path, data=DataModule(widths(), server))
+
+
+@pytest.mark.parametrize("wrong", ["another shape", "not finite"])
+def test_a_client_takes_part_once_its_data_are_corrected(wrong: str, tmp_path: Path) -> None:
+    """Its node is the same one, as one with a key is that was started again."""
+    trained, said = set[int](), list[str]()
+
+    def client(node: NodeConfig) -> Any:
+        odd = node["partition-id"] == 3 and 2 not in trained
+        x = torch.ones(9, 9 if odd and wrong == "another shape" else 8)
+        return (x / (0 if odd and wrong == "not finite" else 1), torch.arange(9) % 3), None, None
+
+    def note(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        if kind == "train":
+            trained.add(int(str(payload.numbers["round"])))
+        return reply
+
+    tables = FEDAVG | {"participation": {"name": "full"}, "rounds": 4}
+    run, _, warnings = deploy(tables, tmp_path, data=DataModule(client), change_reply=note, say=said.append)
+    assert len(warnings) == 1 and "client 3" in warnings[0] and "left out" in warnings[0]
+    assert [3 in record["participants"] for record in run.rounds] == [False, False, True, True]
+    assert "client 3 takes part after all." in said
+
+
 @pytest.mark.parametrize("rules", [{"nodes": 0}, {"nodes": 4}])
 def test_a_client_whose_data_cannot_be_used_is_named_and_not_waited_for(rules: dict[str, int], tmp_path: Path) -> None:
     """As one whose data are of another shape, though here the client itself finds out."""
@@ -405,7 +468,8 @@ def test_a_client_whose_data_cannot_be_used_is_named_and_not_waited_for(rules: d
     deployed, transport, warnings = deploy(tables, tmp_path, rules, data=DataModule(client))
     assert deployed.finished and all(r["participants"] == [1, 2, 3, 4] for r in deployed.rounds)
     assert len(warnings) == 1 and warnings[0].startswith("node 100, client 0, is left out: ")
-    assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + 3
+    tries_at_the_start = 1 if rules["nodes"] else 3  # then one before each of four rounds
+    assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + tries_at_the_start + 4
 
 
 def test_a_deployment_of_one_client_is_described_in_the_singular(tmp_path: Path) -> None:

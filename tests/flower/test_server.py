@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ from askew.errors import ConfigError, EngineError, StoreError
 from askew.experiment.config import Config
 from askew.experiment.launch import run_config
 from askew.experiment.store import load
+from askew.flower import registry
 from askew.flower.client_state import FileStore, MemoryStore, StateHistory
 from askew.flower.deployment_data import DataModule, NodeConfig, read_config
+from askew.flower.transport import Reply
 from askew.flower.wire import Payload
 
 STATEFUL = slow_except(("scaffold", "fedbn"), ("scaffold", "fedbn", "moon", "feddc"))
@@ -285,6 +287,42 @@ def test_a_client_may_join_later_and_come_again_as_another_node(tmp_path: Path) 
     assert queried == [100, 101, 102, 103, 201, 104]
 
 
+class LongRounds(ChangingTransport):
+    """Rounds last longer than Flower keeps replies: what a node says comes, and is gone, while clients train."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.asked, self.readable, self.gone = set[str](), set[str](), set[str]()  # messages to new nodes
+
+    def connected_nodes(self) -> list[int]:
+        self.gone, self.readable = self.gone | self.readable, set()
+        return super().connected_nodes()
+
+    def send(self, kind: str, payloads: Mapping[int, Payload], group: str, timeout: float) -> dict[str, int]:
+        begun, sent = any(kind == "train" for kind, _, _ in self.sent), super().send(kind, payloads, group, timeout)
+        if kind == "train":
+            self.readable, self.asked = self.asked, set()
+        elif kind == "query" and begun:
+            self.asked |= sent.keys()
+        return sent
+
+    def receive(self, message_ids: Collection[str]) -> dict[str, Reply]:
+        lost = dict.fromkeys(self.gone.intersection(message_ids), "Message Unavailable")
+        return super().receive([*{*message_ids} - self.asked - self.gone]) | lost
+
+
+@pytest.mark.parametrize("buffer", [0, 4])
+def test_a_client_may_join_while_rounds_last_longer_than_flower_keeps_what_it_says(
+    buffer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "LOOK_SECONDS", 0.0)
+    nodes_at = lambda look: [100, 101, 102, 103, *[104] * (look > 2)]  # client 4 comes after round 1 began
+    options: dict[str, Any] = {"transport_class": LongRounds, "nodes_at": nodes_at, "configs": {}}
+    tables = small_run(VARIANTS["fedavg"], participation={"name": "uniform", "cohort": 5})
+    run, _, warnings = deploy(tables, tmp_path, {"nodes": 4, "buffer": buffer}, **options)
+    assert warnings == [] and {4} <= {client for record in run.rounds[1:3] for client in record["participants"]}
+
+
 def test_participants_are_drawn_from_the_clients_that_are_connected(tmp_path: Path) -> None:
     nodes_at = lambda look: [100, 103, 104] if look <= 3 else [100, 102]
     deployed, _, _ = deploy_on(nodes_at, small_run(VARIANTS["fedavg"]), tmp_path, nodes=2)
@@ -301,8 +339,8 @@ def test_without_clients_no_round_is_played(tmp_path: Path) -> None:
     assert len(load(next((tmp_path / "runs").iterdir())).rounds) == 1
 
 
-def test_nodes_that_do_not_say_which_client_they_are_are_asked_three_times_and_left_out(tmp_path: Path) -> None:
-    """And it is said once of each."""
+def test_nodes_that_do_not_say_which_client_they_are_are_asked_before_every_round_and_left_out(tmp_path: Path) -> None:
+    """And it is said once of each. They are asked once more before four rounds, and once at the start."""
     wrong: dict[int, tuple[NodeConfig, str]] = {
         110: ({}, "partition-id must be its client number from 0 to 4, got None"),
         111: ({"partition-id": 5}, "partition-id must be its client number from 0 to 4, got 5"),
@@ -317,7 +355,7 @@ def test_nodes_that_do_not_say_which_client_they_are_are_asked_three_times_and_l
         about_node = [text for text in warnings if text.startswith(f"{who} left out: ")]
         assert len(about_node) == 1 and sentence in about_node[0]
     assert deployed.finished and len(warnings) == len(wrong)
-    assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + 3 * len(wrong)
+    assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + (1 + 4) * len(wrong)
 
 
 def test_of_two_nodes_with_one_number_the_later_one_is_used(tmp_path: Path) -> None:

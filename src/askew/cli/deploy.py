@@ -11,6 +11,7 @@ import sys
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from errno import EADDRINUSE
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,6 +66,8 @@ SUPERLINK_OPTIONS = [  # with its database it knows the registered nodes after a
     *("--database", "superlink.db"),
     *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
 ]
+
+PORTS = {"flower-superlink": 8000, "flower-supernode": 9094}  # of Flower's programs, where none is named
 
 Command = Callable[[typer.Context], None]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # options are those of another program
@@ -315,29 +318,39 @@ def superlink(context: typer.Context) -> None:
             "this system does not say which user sends a request, so anybody who reaches the port could start apps; "
             "use Linux, or flower-superlink behind a proxy (docs/flower.md)."
         )
-    check_port(context.args)
-    run_program("flower-superlink", context.args, open_fleet=True)
+    run_flower("flower-superlink", context.args, open_fleet=True)
 
 
-def check_port(options: Sequence[str]) -> None:
-    """Refuse a port that is in use: Flower says so after half a minute, among other lines."""
+def run_flower(program: str, options: Sequence[str], open_fleet: bool = False) -> None:
+    """Run a program of Flower in this process; an error that it raises becomes a sentence."""
+    check_port(options, PORTS[program])
+    try:
+        run_program(program, options, open_fleet)
+    except Exception as e:
+        reason = f"{type(e).__name__}: {e}".splitlines()[0].rstrip(". ")
+        raise ConfigError(f"{program} ended ({reason}); correct its options or files, and start it again.") from e
+
+
+def check_port(options: Sequence[str], default: int) -> None:
+    """Refuse a port that cannot be opened: Flower says so after half a minute, among other lines."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--host", default="127.0.0.1")  # the defaults are Flower's
-    parser.add_argument("--port", default=8000, type=int)
+    parser.add_argument("--host", default="127.0.0.1")  # the default is Flower's
+    parser.add_argument("--port", default=default, type=int)
     try:
         asked, _ = parser.parse_known_args(options)
         family, kind, protocol, _, address = socket.getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)[0]
-    except (ArgumentError, OSError, OverflowError):  # Flower has sentences for these
-        return
-    with socket.socket(family, kind, protocol) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Flower does: a port left a moment ago is free
-        try:
+        with socket.socket(family, kind, protocol) as trial:
+            # as Flower does: a port left a moment ago is free
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(address)
-        except OSError as e:
-            raise ConfigError(
-                f"port {asked.port} of {asked.host} cannot be opened ({(e.strerror or str(e)).lower()}); end the "
-                "program that uses it, or name another one with --port."
-            ) from None
+    except (ArgumentError, OverflowError):  # Flower has sentences for these
+        return
+    except OSError as e:
+        advice = "name an address of this machine with --host, and a port that you may open with --port"
+        if e.errno == EADDRINUSE:
+            advice = "end the program that uses it, or name another one with --port"
+        reason = (e.strerror or str(e)).lower()
+        raise ConfigError(f"port {asked.port} of {asked.host} cannot be opened ({reason}); {advice}.") from None
 
 
 @register_program(
@@ -351,7 +364,7 @@ def supernode(context: typer.Context) -> None:
     port answers your own processes alone (Linux).
     """
     require_flower()
-    run_program("flower-supernode", context.args)
+    run_flower("flower-supernode", context.args)
 
 
 # what is asked for ----------------------------------------------------------------------------------------------

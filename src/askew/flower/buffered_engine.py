@@ -77,6 +77,7 @@ class BufferedEngine(RemoteEngine):
                         break
                     self.registry.wait_for(self.rules.answers)
             self.receive(round)
+            self.registry.receive()
             time.sleep(POLL_SECONDS if self.jobs and not self.is_full else 0)
         ended = [self.ended[client] for client in sorted(self.ended)]
         self.server.staleness = {job.client: self.steps - job.steps for job in ended}

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.settings import setting
+from ..core.text import count_text
 from ..data.arrays import UserData, make_dataset, to_samples
 from ..data.dataset import Dataset, Samples, Source, concatenate
 from ..data.federation import Federation
@@ -37,6 +38,7 @@ from ..participation import ByClass
 NodeConfig = Mapping[str, bool | int | float | str]  # a node's configuration, as --node-config gives it
 # What a data module's client(node) returns: training, validation and test data, or a ready Dataset.
 ClientDataset = Dataset | tuple[UserData, UserData | None, UserData | None]
+T = TypeVar("T")
 # Settings of [evaluation] that need the clients' samples.
 NEED_SAMPLES = {"spread", "fit", "weights", "rare", "descent", "validation"}
 
@@ -193,6 +195,19 @@ class ServerData(NamedTuple):
         """How many classes there are in them, as far as their labels say; 0 without labels."""
         return max((int(p.y.max()) + 1 for p in self.parts if DataKind.of(p).labelled and len(p.y)), default=0)
 
+    def check_like(self, kind: DataKind, classes: int) -> None:
+        """Refuse data that a run which was begun with this kind and so many classes cannot use."""
+        own = next((own for own in map(DataKind.of, self.parts) if own != kind), kind)
+        if own != kind:
+            problem = f"are {own}, and the run was begun with {kind}"
+        elif self.classes > classes:
+            problem = f"have {count_text(self.classes, 'class', 'classes')}, and the run was begun with {classes}"
+        else:
+            return
+        raise DataError(
+            f"the server's data {problem}; give the server the data that it had, or start the run over (fresh = true)."
+        )
+
 
 class RemoteFederation(Federation):
     """A federation as the server sees it where data stay with the clients: how many samples each has.
@@ -291,18 +306,18 @@ def read_samples(given: Sequence[UserData | None], *names: str) -> list[Samples 
     return [None if part is None else to_samples(part, name) for part, name in zip(given, names, strict=True)]
 
 
-def call_data_module(data: DataModule, node: NodeConfig) -> ClientDataset:
-    """What client(node) of a data module returns; what it raises becomes a sentence with its line."""
+def call_data_module(function: Callable[..., T], name: str, *arguments: NodeConfig) -> T:
+    """What a function of a data module returns; what it raises becomes a sentence with its line."""
     try:
-        return data.client(node)
+        return function(*arguments)
     except AskewError:
         raise
     except Exception as e:
-        module = inspect.getmodule(data.client)
+        module = inspect.getmodule(function)
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if module and f.filename == module.__file__]
         where = f" in line {lines[-1]}" if lines else ""
         raise DataError(
-            f"the data module's client(node) failed{where}: {type(e).__name__}: {e}; correct the module or this "
+            f"the data module's {name} failed{where}: {type(e).__name__}: {e}; correct the module or this "
             "machine's data, and start again."
         ) from None
 
@@ -332,7 +347,7 @@ def read_client_data(given: ClientDataset) -> tuple[Dataset, Samples | None, boo
 
 def read_server_data(config: DeploymentConfig, data: DataModule) -> ServerData:
     """The public and the test set that a data module gives the server, checked."""
-    given = (None, None) if data.server is None else data.server()
+    given = (None, None) if data.server is None else call_data_module(data.server, "server()")
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise DataError(
             "the data module's server() must return (public, test), each a pair (x, y) or None; "
@@ -376,7 +391,7 @@ class ClientSetup:
             self.built = build_on_divided_dataset(config)
             self.fed = self.built.fed
             return
-        dataset, validation, self.has_test_set = read_client_data(call_data_module(data, node))
+        dataset, validation, self.has_test_set = read_client_data(call_data_module(data.client, "client(node)", node))
         if classes is not None and (dataset.classes > classes or (dataset.classes > 0) != (classes > 0)):
             raise DataError(
                 f"client {self.client} has {dataset.classes} classes, and the run was begun with {classes}; "

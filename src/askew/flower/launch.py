@@ -40,6 +40,7 @@ NEWS = "ASKEW_NEWS"  # environment variable: a pipe by which a SuperNode notifie
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
 ANSWER_SECONDS = 0.05  # between two looks of a SuperNode, within itself, for the answer
 FIRST_WAIT_SECONDS = 0.05  # before a part of a message is asked for again; later waits are longer
+REFUSED = 412  # the HTTP status by which a SuperLink refuses a node whose signature is right
 STOP_SECONDS = 5.0  # in which a program may end by itself
 START_SECONDS = 180  # in which an app must start: its imports alone can take a minute on a busy machine
 HEARTBEAT_SECONDS = 60  # after which an app that gives no sign of life has failed, as in Flower
@@ -223,8 +224,20 @@ def run_supernode() -> None:
         flower_supernode()
     except SystemExit as e:
         if not e.code or not 0 < restarts < MAX_RESTARTS:
+            explain_refusal(e.__context__)
             raise
         restart(started, restarts + 1)  # the SuperLink still takes it for connected, until it misses its heartbeat
+
+
+def explain_refusal(error: BaseException | None) -> None:
+    """Say what to do if this is the error of a SuperLink that refused a node: Flower says only that it failed."""
+    response: Any = getattr(error, "response", None)
+    if response is not None and response.status_code == REFUSED and response.url.path.endswith("/activate-node"):
+        print(
+            "the SuperLink refused this node: either its key is not registered (flwr supernode register), or an "
+            "earlier start of it that was killed still counts as connected, for a minute at most; start it again then.",
+            flush=True,
+        )
 
 
 def restart(started: Sequence[subprocess.Popen[bytes]], number: int) -> NoReturn:

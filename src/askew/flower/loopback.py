@@ -229,10 +229,16 @@ class Loopback:
             self.say(f"{len(self.connected)} of {count_text(len(nodes), 'SuperNode')} {are} connected")
 
     def failure_reason(self, name: str) -> str:
-        """The end of a sentence about a process that failed: the last useful line of its log, and the log's path."""
-        path = self.folder / f"{name}.log"
-        lines = [line for line in plain_lines(path.read_bytes()) if not UNINFORMATIVE.match(line)]
+        """The end of a sentence about a process that failed: the last useful line of its log, and the log's path.
+
+        One that was killed had no time to say why.
+        """
+        path, process = self.folder / f"{name}.log", self.running.get(name)
+        log = path.read_bytes()[self.log_starts.get(name, 0) :]
+        lines = [line for line in plain_lines(log) if not UNINFORMATIVE.match(line)]
         last = lines[-1] if lines else "it said nothing"
+        if process and (process.poll() or 0) < 0:
+            last = f"it was killed ({signal.Signals(-process.returncode).name})"
         last = re.sub(r"^(ERROR\s*:\s*|askew\.errors\.\w+: )", "", last).rstrip(".")
         return f"{last}; its log is {path}."
 

@@ -25,6 +25,7 @@ MAX_CLASSES = 10**5  # the network's last layer grows with them
 MAX_DIMENSIONS = 8  # of one input
 MAX_GROWTH = 1.25  # mean relative size of all clients; in an experiment FedDC converged at 1.4 and diverged at 1.7
 POLL_SECONDS = 0.5  # between two looks for new nodes
+LOOK_SECONDS = 1.0  # between two looks, while clients are at work, for what other nodes say
 ALIKE = "prepare the data alike on every node"  # ends sentences about clients whose data differ in kind
 
 
@@ -64,6 +65,8 @@ class ClientRegistry:
         self.odd: dict[int, int] = {}  # before the run begins: clients with data unlike those of most, and their nodes
         self.attempts: dict[int, int] = {}  # by node, of those that are connected
         self.pending: dict[str, tuple[int, float]] = {}  # by message without a reply: its node, the time it ends
+        self.replies: dict[str, Reply] = {}  # that came to them, until the next look at all nodes
+        self.next_look = 0.0  # the time after which `receive` looks again
         self.refused: set[int] = set()  # clients that said which they are, and whose data cannot be used
         self.faulty: set[int] = set()  # clients that said which they are, and that they cannot take part
         self.silent: dict[int, bool] = {}  # clients that were late and have shown no life since: does the log say so?
@@ -82,7 +85,8 @@ class ClientRegistry:
         self.odd = {client: node for client, node in self.odd.items() if node in self.attempts}
         self._reset_displaced(gone)
         self._ask([node for node in nodes if self.attempts[node] < MAX_ATTEMPTS], now)
-        replies = self.transport.receive(list(self.pending)) if self.pending else {}
+        self._receive()
+        replies, self.replies = {name: reply for name, reply in self.replies.items() if name in self.pending}, {}
         late: dict[str, Reply] = {
             name: f"it did not say which client it is within {self.rules.hello:g} s"
             for name, (_, end) in self.pending.items()
@@ -108,9 +112,33 @@ class ClientRegistry:
             self.warn(f"client {client} was late and is left out until its node says again which client it is.")
         return self.reachable()
 
+    def receive(self) -> None:
+        """Take in what nodes say while clients are at work, for the next look at all nodes.
+
+        Flower keeps a reply no longer than its message, which is `hello` seconds, and a round may last hours.
+        """
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + LOOK_SECONDS
+            self._receive()
+
+    def _receive(self) -> None:
+        if waiting := [name for name in self.pending if name not in self.replies]:
+            self.replies |= self.transport.receive(waiting)
+
     def reachable(self) -> set[int]:
         """The clients that were connected at the last look and are not silent."""
         return self.node_of.keys() - self.silent.keys()
+
+    def _nodes_in_use(self) -> set[int]:
+        return {node for client, node in self.node_of.items() if client not in self.silent}
+
+    def ask_again(self) -> None:
+        """Have the nodes that are left out asked once more: what was wrong with their data may be put right by now.
+
+        A node that was started again with its key is the same node, and may never have been seen to be away.
+        """
+        for node in self.attempts.keys() - self._nodes_in_use() - self.displaced.keys():
+            self.attempts[node] = min(self.attempts[node], MAX_ATTEMPTS - 1)
 
     def _note_problem(self, node: int, problem: InvalidMessage) -> None:
         """Note why a node is left out, and say it once: a node is asked again, and says the same."""
@@ -136,8 +164,7 @@ class ClientRegistry:
 
     def _ask(self, nodes: list[int], now: float) -> None:
         """Ask nodes which client they are, except those that are known or were asked already."""
-        in_use = {node for client, node in self.node_of.items() if client not in self.silent}
-        known = in_use | {node for node, _ in self.pending.values()}
+        known = self._nodes_in_use() | {node for node, _ in self.pending.values()}
         payloads = {node: Payload({"digest": self.config.digest()}, {}) for node in nodes if node not in known}
         sent = self.transport.send("query", payloads, "0", self.rules.hello) if payloads else {}
         self.pending |= {name: (node, now + self.rules.hello) for name, node in sent.items()}
@@ -165,6 +192,8 @@ class ClientRegistry:
             self.displaced[self.node_of[client]] = client
         self.displaced.pop(node, None)
         self.odd.pop(client, None)
+        if self.problems.pop(node, None) or client in self.refused | self.faulty:
+            self.say(f"client {client} takes part after all.")
         self.node_of[client], self.info[client] = node, info
         self.silent.pop(client, None)
         self.refused.discard(client)

@@ -176,6 +176,7 @@ class RemoteEngine:
                     results[client] = read(client, reply)
                 except InvalidMessage as e:
                     refused[client] = e
+            self.registry.receive()
             is_enough = sum(map(counts, results.values())) >= enough
             time.sleep(POLL_SECONDS if waiting and not is_enough else 0)
         if not is_enough:

@@ -63,6 +63,7 @@ class DeployedRun(ActiveRun):
         t, fed, engine, seed = self.t + 1, self.built.fed, self.engine, self.config.seed
         self.before = (self.server.w, self.server.buffers)
         engine.transport.bytes_sent = engine.transport.bytes_received = 0
+        engine.registry.ask_again()
         if isinstance(engine, BufferedEngine):
             turnout = engine.collect(t)
             self.unreachable = sorted({*fed.eligible.tolist()} - engine.registry.reachable())
@@ -207,7 +208,9 @@ def wait_for_federation(
     registry.sizes = {client: count for client, count in enumerate(stored_federation.get("sizes", ())) if count}
     if "shape" in stored_federation:
         shape, real, classes = (stored_federation[name] for name in ("shape", "real", "classes"))
-        registry.fix_kind(DataKind(tuple(shape), real, classes > 0), "the run was begun with", classes)
+        kind = DataKind(tuple(shape), real, classes > 0)
+        server_data.check_like(kind, classes)
+        registry.fix_kind(kind, "the run was begun with", classes)
     elif server_data.parts:
         registry.fix_kind(DataKind.of(server_data.parts[0]), "the server's data are")
     registry.wait_for_first()

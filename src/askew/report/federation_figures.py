@@ -68,13 +68,20 @@ def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
         panels[0].set_title(title)
         held = (count > 0).sum(0)  # classes of each client
         all_classes = count_text(len(count), "class", "classes")
-        classes = f"{held.min()} to {held.max()} of {all_classes} and " if count.size else ""
-        first = f"The first {shown} of {total} clients are shown: each" if shown < total else "A client"
-        samples = f"{sizes.min():.0f} to {sizes.max():.0f} samples"
-        notes.append(f"{title}{': ' if title else ''}{first} holds {classes}{samples}.")
+        classes = f"{span_text(held.min(), held.max())} of {all_classes} and " if count.size else ""
+        first = f"The first {shown} of {total:,} clients are shown: each" if shown < total else "A client"
+        known = sizes[sizes > 0] if run.deployed else sizes  # in a deployment those who never came have size 0
+        samples = f"{span_text(known.min(), known.max())} {'sample' if known.max() == 1 else 'samples'}"
+        unknown = f"; of {count_text(shown - len(known), 'client')} that is not known" if len(known) < shown else ""
+        notes.append(f"{title}{': ' if title else ''}{first} holds {classes}{samples}{unknown}.")
     text = " ".join(notes)
     alt = f"Heat map of samples by class and client. {text}"
     return Picture("partition", "Who holds what", alt, text + left_out_note(groups, runs), figure)
+
+
+def span_text(low: float, high: float) -> str:
+    """Two whole numbers as a span, "3 to 5", or the one that both are."""
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
 def write_names(
@@ -134,8 +141,8 @@ def participation_picture(groups: Sequence[RunGroup]) -> Picture | None:
         title = f"{count_text(total, 'client')}, {participation_name(run.config)}" if len(runs) > 1 else ""
         draw_participation(figure.add_subplot(rows, 1, i, title=title), counts, rounds)
         never = counts.count(0)
-        left_out = f"{never} never did" if never else "nobody was left out"
-        span = f"{min(counts)} to {max(counts)} of {count_text(rounds, 'round')}"
+        left_out = f"{never:,} never did" if never else "nobody was left out"
+        span = f"{span_text(min(counts), max(counts))} of {count_text(rounds, 'round')}"
         notes.append(f"{title}{': ' if title else ''}Clients took part in {span}; {left_out}.")
     text = " ".join(notes)
     alt = f"Histogram of the clients' turns. {text}"
@@ -156,7 +163,8 @@ def draw_participation(axes: Axes, counts: Sequence[int], rounds: int) -> None:
         axes.set_xlim(-0.5, total - 0.5)
     draw_mark, draw_span = (axes.axvline, axes.axvspan) if many else (axes.axhline, axes.axhspan)
     band: dict[str, Any] = {"color": ORANGE, "alpha": 0.15, "linewidth": 0, "zorder": 0.5}
-    draw_span(max(0.0, equal - deviations), equal + deviations, label="± 2 deviations by chance", **band)
+    if deviations:
+        draw_span(max(0.0, equal - deviations), equal + deviations, label="± 2 deviations by chance", **band)
     label = f"Equal turns: {equal:.3g} of {count_text(rounds, 'round')}"
     draw_mark(equal, color=ORANGE, linestyle="--", linewidth=1.6, label=label)
     labels = ("Rounds taken part in", "Clients") if many else ("Client", "Rounds taken part in")

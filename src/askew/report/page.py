@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import zlib
 from base64 import b64encode
 from collections import Counter
@@ -19,7 +18,7 @@ from ..experiment.store import Run, to_json, write_text
 from ..experiment.toml import to_toml
 from . import views
 from .figures import draw_pictures
-from .page_comparison import colour_numbers, comparison_tables, decimals, in_box, percent_text, swatch
+from .page_comparison import colour_numbers, comparison_tables, in_box, percent_text, swatch
 from .paste_runs import paste_comparison
 from .picture import Picture, write_picture
 from .shell import single_page
@@ -40,7 +39,7 @@ from .tables import (
     table,
     value_text,
 )
-from .terminal import command
+from .terminal import command, duration, resume_command, size
 
 if TYPE_CHECKING:
     from .significance import PairedComparison
@@ -165,11 +164,20 @@ def page_parts(
         ),
         f'<footer class="text">{escape(" · ".join(facts))}</footer>',
     ]
-    subject = f"{len(groups)} {'methods' if len({g.task for g in groups}) == 1 else 'configurations'}"
-    if len(groups) == 1:
-        subject = shorten_label(groups[0].label)
-    heading = escape(title or f"{subject} on {alternatives(groups, 'data')}")
+    heading = escape(title or f"{subject(groups)} on {alternatives(groups, 'data')}")
     return heading, "\n".join(before), "\n".join(after)
+
+
+def subject(groups: Sequence[RunGroup]) -> str:
+    """What a page compares, as its heading names it: "7 methods", "3 settings of fedavg"."""
+    methods, count = {g.runs[0].algorithm for g in groups}, len(groups)
+    if count == 1:
+        return shorten_label(groups[0].label)
+    if len({g.task for g in groups}) > 1:
+        return f"{count} configurations"
+    if len(methods) == count:
+        return f"{count} methods"
+    return f"{count} settings of {next(iter(methods)) if len(methods) == 1 else f'{len(methods)} methods'}"
 
 
 def summary(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
@@ -220,15 +228,16 @@ def alternatives(groups: Sequence[RunGroup], text: str | Callable[[RunGroup], st
     return " or ".join(distinct[:3]) + (" or …" if len(distinct) > 3 else "")
 
 
+def count_alternatives(groups: Sequence[RunGroup], word: str, count: Callable[[RunGroup], int]) -> str:
+    """A number that the groups have in common, or up to three, with their noun: "8 or 6 rounds"; 0 is not known."""
+    text = alternatives(groups, lambda g: f"{count(g):,}" if count(g) else "")
+    return text and f"{text} {word if text == '1' else f'{word}s'}"
+
+
 def sentence(groups: Sequence[RunGroup]) -> str:
     """What was run: "30 clients, Dirichlet α = 0.2, 20% take part each round · digits · mlp · 40 rounds · 3 seeds"."""
-
-    def clients(g: RunGroup) -> str:
-        number = client_count(g.runs[0])
-        return count_text(number, "client") if number else ""
-
     federation = [
-        alternatives(groups, clients),
+        count_alternatives(groups, "client", lambda g: client_count(g.runs[0])),
         alternatives(groups, lambda g: partition_name(g.config)),
         alternatives(groups, lambda g: participation_name(g.config)),
     ]
@@ -236,7 +245,7 @@ def sentence(groups: Sequence[RunGroup]) -> str:
         ", ".join(filter(None, federation)),
         alternatives(groups, "data"),
         alternatives(groups, "model"),
-        alternatives(groups, lambda g: count_text(g.config["rounds"], "round")),
+        count_alternatives(groups, "round", lambda g: int(g.config["rounds"])),
         count_text(max(len(g.runs) for g in groups), "seed"),
     ]
     return " · ".join(filter(None, parts))
@@ -352,7 +361,6 @@ def fastest(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
 def tiles(rows: Sequence[ComparisonRow]) -> str:
     """The main figures, of the method with the best accuracy, or in a regression the lowest test loss."""
     best, fast = next(iter(ranked_rows(rows)), rows[0]), fastest(rows)
-    milliseconds, megabytes = 1e3 * (best["seconds_per_round"] or 0), (best["bytes_up"] + best["bytes_down"]) / 1e6
     shown: dict[str, str] = {}
     if best["best_accuracy"] is not None:
         shown[f"best accuracy · {method_words(best)}"] = percent_text(best["best_accuracy"])
@@ -360,9 +368,9 @@ def tiles(rows: Sequence[ComparisonRow]) -> str:
         shown[f"last test loss · {method_words(best)}"] = f"{best['test_loss']:.4g}"
     if fast:
         shown[f"fewer rounds to {best_words(rows, fast['baseline'])} · {fast['label']}"] = f"{fast['speedup']:.1f}×"
-    if milliseconds:
-        shown[f"a round · {best['label']}"] = f"{milliseconds:.{decimals([milliseconds])}f} ms"
-    shown[f"up and down in a run · {best['label']}"] = f"{megabytes:.{decimals([megabytes])}f} MB"
+    if best["seconds_per_round"]:
+        shown[f"a round · {best['label']}"] = duration(best["seconds_per_round"])
+    shown[f"up and down in a run · {best['label']}"] = size(best["bytes_up"] + best["bytes_down"])
     return "".join(
         f"<div><strong>{escape(value)}</strong><span>{escape(text)}</span></div>" for text, value in shown.items()
     )
@@ -441,6 +449,13 @@ def picture_section(picture: Picture) -> str:
     return written(picture.name, picture.title, f"<figure>{image}{caption}</figure>")
 
 
+def command_again(run: Run) -> str:
+    """The command that runs a run again."""
+    if not run.folder:
+        return "# not stored in a folder"
+    return resume_command(run.folder, "flower") if run.deployed else command("run", run.folder / "run.toml")
+
+
 def configuration_section(number: int | None, g: RunGroup, several: bool) -> str:
     """All settings of one group, and for each seed its engine and device and how to run it again.
 
@@ -455,8 +470,7 @@ def configuration_section(number: int | None, g: RunGroup, several: bool) -> str
         facts += [
             str(run.facts[key]) for key in ("state", "engine", "device", "privacy", "diverged") if run.facts.get(key)
         ]
-        again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
-        seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")
+        seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(command_again(run))}</pre></li>")
     first = " of the first seed" if len(seeds) > 1 else ""
     name = f"{g.label} on {g.federation}" if several else g.label
     return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..experiment.store import Run
 from .paste import BETTER_MARK, WORSE_MARK, PasteCell, PasteTable, PasteTables
 from .tables import ComparisonRow, RunGroup, by_federation, group_runs
-from .terminal import command, comparison_remarks
+from .terminal import command, comparison_remarks, resume_command
 
 if TYPE_CHECKING:
     from .significance import PairedComparison
@@ -52,7 +52,7 @@ def paste_comparison(
         own = [test for test in tests if test.federation == federation]
         tables.append(federation_paste(its, [row_of[federation, g.label] for g in its], target, own))
     folders = [run.folder for run in runs if run.folder]
-    made = [command("run", folder / "run.toml", "--out", folder.parent) for folder in folders]
+    made = [resume_command(run.folder, str(run.facts.get("engine"))) for run in runs if run.folder]
     return PasteTables(tables, [plain_row(row) for row in rows], [*made, made_by or command("compare", *folders)])
 
 

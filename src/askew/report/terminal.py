@@ -54,7 +54,13 @@ def percent(value: float | None) -> str:
 
 def digits(value: float | None) -> str:
     """A number with three digits; – if there is none."""
-    return "–" if value is None else f"{value:.3g}"
+    return "–" if value is None else plain_number(value, ".3g")
+
+
+def plain_number(value: float, form: str) -> str:
+    """A number in this form, or where that would be an exponent, below a million the whole number: "1,422"."""
+    text = f"{value:{form}}"
+    return f"{value:,.0f}" if "e+" in text and abs(value) < 1e6 else text
 
 
 def size(count: float) -> str:
@@ -419,7 +425,7 @@ def comparison_cell(row: ComparisonRow, column: ComparisonColumn, peers: Sequenc
     known = [peer[column.key] for peer in peers if peer[column.key] is not None]
     best = column.better and min(known) < max(known) and value == (max if column.better > 0 else min)(known)
     std = row.get(f"{column.key}_std") if column in (HEADLINE, LOSS) else None
-    text = f"{column.scale * value:{column.form}}"
+    text = plain_number(column.scale * value, column.form)
     text += f" ± {column.scale * std:{column.form if column is HEADLINE else '.2g'}}" if std is not None else ""
     return Text(text, BEST if best else "")
 

@@ -94,7 +94,7 @@ def verdict_remarks(tests: Sequence[PairedComparison]) -> list[str]:
 
 def seeds_remarks(tests: Sequence[PairedComparison]) -> list[str]:
     """How many more seeds would decide what is undecided."""
-    more = [f"{shorten_label(test.method)} {test.more_seeds:,}" for test in tests if test.more_seeds]
+    more = [f"{test.more_seeds:,} for {shorten_label(test.method)}" for test in tests if test.more_seeds]
     return [f"More seeds that would decide it (power 0.8, if differences stay as they are): {', '.join(more)}."] * bool(
         more
     )

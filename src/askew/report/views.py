@@ -278,12 +278,22 @@ def shares(run: ShownRun) -> Answer:
     data, taken = 100 * sizes / sizes.sum(), 100 * counts / max(1, counts.sum())
     order = np.argsort(data, kind="stable")
     order = order[np.unique(np.linspace(0, len(order) - 1, min(MOST_DOTS, len(order))).astype(int))]
-    never = counts == 0
-    held = percent(float(data[never].sum() / 100))
-    who = "it holds" if never.sum() == 1 else "they hold"
-    some = f"{int(never.sum())} of {count_text(len(sizes), 'client')} took no turn so far; {who} {held} of the data."
-    note = some if never.any() else "Every client has taken a turn."
+    note = turns_note(counts, sizes, run.facts.get("engine") == "flower")
     return {"x": data[order].tolist(), "y": taken[order].tolist(), "clients": order.tolist(), "note": note}
+
+
+def turns_note(counts: Any, sizes: Any, deployed: bool) -> str:
+    """Who took no turn, and what they hold; in a deployment the sizes of those who never came are 0, and not known."""
+    never = counts == 0
+    number, unknown = int(never.sum()), int((never & (sizes == 0)).sum()) if deployed else 0
+    if not number:
+        return "Every client has taken a turn."
+    who, share = "it holds" if number == 1 else "they hold", percent(float(sizes[never].sum() / sizes.sum()))
+    held = f"{who} {share} of the data"
+    if unknown:
+        others = f"{held}, and of {count_text(unknown, 'client')} that is not known"
+        held = f"what {who} is not known" if unknown == number else others
+    return f"{number} of {count_text(len(sizes), 'client')} took no turn so far; {held}."
 
 
 def classes(run: ShownRun, detail: Detail = FULL) -> Answer:

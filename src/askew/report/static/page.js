@@ -299,17 +299,23 @@ function showShares({ x, y, note }) {
   if (!x.length) return;
   const data = [[0, ...x], [0, ...x], [null, ...y]]; // both axes begin at 0: nearly equal shares look so
   let chart = page.charts.get("shares");
-  if (chart) return chart.plot.setData(data);
+  const text = `Share of turns against share of data. ${note}`;
+  if (chart) {
+    chart.plot.setData(data);
+    return describe(chart.plot, text);
+  }
+  const percents = (_, value) => value?.toFixed(3) ?? "–";
   const scales = { x: { time: false, range: (_, low, high) => [low, low ? high : 1.05 * high] }, y: { range: (_, low, high) => [0, 1.05 * high] } };
   const options = {
     ...plotSize(box.parentElement), scales, axes: axes("Share of data, %"),
     series: [
-      { label: "share of data, %", value: (_, value) => value?.toFixed(3) ?? "–" },
-      { label: "equal shares", stroke: colour("--soft"), dash: [4, 4], points: { show: false } },
-      { label: "share of turns, %", stroke: colour("--used"), paths: () => null, points: { show: true, size: 5, fill: colour("--used") }, value: (_, value) => value?.toFixed(3) ?? "–" },
+      { label: "share of data, %", value: percents },
+      { label: "equal shares, %", stroke: colour("--soft"), dash: [4, 4], points: { show: false }, value: percents },
+      { label: "share of turns, %", stroke: colour("--used"), paths: () => null, points: { show: true, size: 5, fill: colour("--used") }, value: percents },
     ] };
-  page.charts.set("shares", { box, plot: new uPlot(options, data, box) });
-  describe(page.charts.get("shares").plot, `Share of turns against share of data. ${note}`);
+  chart = { box, plot: new uPlot(options, data, box) };
+  page.charts.set("shares", chart);
+  describe(chart.plot, text);
 }
 
 function showClasses(classes) {
