@@ -1,5 +1,6 @@
-"""Write what follows from the code: configuration.md, algorithms.md, the stored catalogue that `askew list` reads,
-and in README.md the table of methods and the ledger's findings, which it takes from reproduction.md.
+"""Write what follows from the code and the stored results: configuration.md, algorithms.md, the stored catalogue that
+`askew list` reads, the speeds by which runs are priced, and in README.md the table of methods and the ledger's
+findings, which it takes from reproduction.md.
 
 python docs/generate.py
 
@@ -28,6 +29,8 @@ from askew.experiment.catalogue import catalogue_text, parameters
 from askew.experiment.config import CHOICES, DEFAULT_NAMES, OPTIONAL_TABLES, TABLES, Config, TopLevel
 from askew.models import Network
 from askew.participation import Participation
+from askew.reproduction import cost
+from askew.reproduction.results import read_results
 
 DOCS = Path(__file__).parent
 CATALOGUE = catalogue_text()
@@ -313,6 +316,7 @@ def pages() -> dict[Path, str]:
         DOCS / "algorithms.md": algorithms_page(),
         README: readme(),
         listing.PATH: CATALOGUE,
+        cost.SPEEDS: cost.speeds_text(read_results(README.parent / cost.RESULTS, leave_out=True)),
     }
 
 

@@ -773,7 +773,7 @@ toy/table,hard,FedProx,client work,O(d),,
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one small paper, which is the only one that is known, and without results."""
+    """A folder with one small paper, which is the only one that is known, and without results or known speeds."""
     folder = tmp_path / "papers"
     (folder / "toy").mkdir(parents=True)
     (folder / "toy" / "table.toml").write_text(TABLE.format(more='target = "FedAvg"', grid=""))
@@ -781,6 +781,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "toy" / "printed.csv").write_text(PRINTED)
     monkeypatch.setattr("askew.cli.ledger.papers_folder", lambda: folder)
     monkeypatch.setattr("askew.reproduction.prune_curves.experiments", lambda: papers.experiments(folder))
+    monkeypatch.setattr("askew.reproduction.cost.known_speeds", dict)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

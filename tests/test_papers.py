@@ -29,12 +29,14 @@ from askew.experiment.config import Config
 from askew.experiment.curves import rounds_to
 from askew.experiment.launch import run_config as play_one
 from askew.experiment.store import Run
-from askew.reproduction import papers
+from askew.reproduction import cost, papers
 from askew.reproduction.comparison import TableCell, table_cells
 from askew.reproduction.cost import (
+    Estimate,
     estimate_memory,
     estimate_seconds,
     experiment_cost,
+    network_name,
     run_cost,
     training_speeds,
 )
@@ -42,7 +44,7 @@ from askew.reproduction.digests import result_digest, seed_digests
 from askew.reproduction.evidence import GridPoint, choose_point, metric_value
 from askew.reproduction.expressions import RecordedCurve, is_missed, rounds_or_last, rounds_or_one_more
 from askew.reproduction.paper_figures import untrained_table, write_paper_figures
-from askew.reproduction.paper_tables import metric_table
+from askew.reproduction.paper_tables import long_duration, metric_table
 from askew.reproduction.papers import find_experiment, papers_folder
 from askew.reproduction.plan import Reproduction, chosen_points, prepare_reproduction
 from askew.reproduction.planned_runs import PlannedRun, configure_runs, hyper_text, merge_tables, plan_runs, run_specs
@@ -903,7 +905,7 @@ def test_times_follow_from_measured_rounds_with_their_spread() -> None:
     assert found is not None and (found.low, found.high) == pytest.approx((seconds / wide, seconds * wide))
     whole = experiment_cost(e, "full", "a GPU", speeds)  # the list and the plan have one price
     assert whole.seconds == pytest.approx(estimate_seconds([p.config for p in runs], "a GPU", speeds) or 0)
-    assert estimate_seconds([four.config], "cpu", speeds) is None
+    assert estimate_seconds([four.config], "an abacus", speeds) is None
     [other] = plan_runs(find_experiment("fedpmvr/table1"), "full", 1, ["cifar10-cnn-0.1", "FedAvg"])
     guess = estimate_seconds([other.config], "a GPU", speeds)  # the same network with another load, so less is known
     assert guess is not None and guess == pytest.approx(run_cost(other.config).weight / 375_000)
@@ -915,6 +917,40 @@ def test_times_follow_from_measured_rounds_with_their_spread() -> None:
     assert newest == pytest.approx((2_000_000 + 4_000_000 / 3) / 250_000)
     gone = timed(one, "seconds_shared", "0.01")._replace(experiment="feddpc/gone")
     assert estimate_seconds([one.config], "a GPU", training_speeds([gone])) is None
+
+
+def test_where_nothing_was_measured_the_speeds_that_come_with_askew_give_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = ["reproduce", "feddpc/table2", "--plan", "--results", tmp_path / "none"]
+    code, out, _ = run_command_line(capsys, *plan, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["seconds"]["NVIDIA H200"] is None
+    assert found["untimed"]["NVIDIA H200"] == {"resnet18": 360}
+    e = find_experiment("feddpc/table2")
+    lenet = [p.config for p in plan_runs(e) if network_name(p.config) == "lenet"]
+    timed = estimate_seconds(lenet, "NVIDIA H200", training_speeds([]))
+    assert timed is not None and found["seconds_timed"]["NVIDIA H200"] == pytest.approx(timed) and 30 < timed < 3000
+    code, out, _ = run_command_line(capsys, *plan)
+    assert "360 runs of resnet18, which was never timed there" in " ".join(out.split())
+
+
+def test_own_results_give_a_time_before_those_that_come_with_askew() -> None:
+    [planned] = plan_runs(find_experiment("feddpc/table2"), "full", 1, ["cifar10-0.2", "FedDPC"])[:1]
+    own = training_speeds([timed(planned, "seconds_shared", "5", "NVIDIA H200")])  # 5,000 samples a round
+    found = estimate_seconds([planned.config], "NVIDIA H200", own)
+    assert found == pytest.approx((2_000_000 + 4_000_000 / 3) / 1000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((None, "unknown"), (0.25, "250 ms"), (75, "75 s"), (5000, "83.3 min"), (36_000, "10 h")),
+        *((400 * 3600, "16.7 days"), (3e8, "9.51 years"), (Estimate(4e5, 2e5, 9e5), "4.63 days (2.3 to 10 days)")),
+    ],
+)
+def test_long_times_have_a_unit_in_which_they_are_read(seconds: float | None, text: str) -> None:
+    assert long_duration(seconds) == text
 
 
 # small examples -------------------------------------------------------------------------------------------------
@@ -958,6 +994,7 @@ def test_the_list_of_experiments(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where no speed was measured
+    monkeypatch.setattr(cost, "known_speeds", dict)
     code, out, _ = run_command_line(capsys, "list", "experiments", "--json")
     entries = {entry["id"]: entry for entry in json.loads(out)}
     assert (

@@ -24,7 +24,7 @@ from ..experiment.store import Run
 from ..report import terminal
 from ..reproduction import paper_tables
 from ..reproduction.comparison import TableCell, table_cells
-from ..reproduction.cost import estimate_memory, estimate_seconds, experiment_cost, run_cost, training_speeds
+from ..reproduction.cost import estimate_memory, experiment_cost, run_cost, run_times, training_speeds
 from ..reproduction.paper_figures import untrained_table, write_paper_figures
 from ..reproduction.papers import experiments, find_experiment
 from ..reproduction.plan import Reproduction, prepare_reproduction
@@ -268,7 +268,7 @@ def plan_cost(reproduction: Reproduction, rows: Iterable[ResultRow]) -> paper_ta
     kinds = {(c.model, type(c.algorithm), c.partition, c.participation): c for c in configs}
     return paper_tables.PlanCost(
         samples=sum(run_cost(c).trained for c in configs),
-        seconds={name: estimate_seconds(configs, name, speeds) for name in devices},
+        times={name: run_times(configs, name, speeds) for name in devices},
         memory=max(map(estimate_memory, kinds.values()), default=None),
         together=TOGETHER,
     )
@@ -293,7 +293,9 @@ def plan_json(reproduction: Reproduction, cost: paper_tables.PlanCost) -> dict[s
         "scale": reproduction.scale,
         "missing": len(missing),
         "samples": cost.samples,
-        "seconds": cost.seconds,
+        "seconds": {name: times.seconds for name, times in cost.times.items()},
+        "seconds_timed": {name: times.timed for name, times in cost.times.items()},
+        "untimed": {name: times.untimed for name, times in cost.times.items()},
         "memory": cost.memory,
         "together": cost.together,
         "choices": reproduction.experiment.choices,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from statistics import median, stdev
 from typing import NamedTuple
@@ -28,6 +32,8 @@ from .results import PROVENANCE, ResultRow, read_results
 
 # Tables of a configuration on which the cost of a run depends, besides the length of local training.
 COST_TABLES = ("rounds", "data", "partition", "participation", "model", "evaluation")
+SPEEDS = Path(__file__).with_name("speeds.csv")  # written by docs/generate.py
+SPEED_COLUMNS = "device", "network", "engine", "data", "participants", "batch", "steps", "speed", "spread"
 RESULTS = Path("results")  # where `askew reproduce` stores results by default
 SHARED_TIME, OWN_TIME = "seconds_shared", "seconds_per_round"  # of runs that shared a device, and of one alone
 COST_SETTINGS = ("rounds", "local.steps", "local.batch", "local.epochs")  # tuned settings that change a run's cost
@@ -131,7 +137,7 @@ def network_name(config: Config) -> str:
     return str(config.tables()["model"]["name"])
 
 
-# network, engine, data, participants, batch, and local steps or epochs
+# network, engine, data, participants, batch, and local steps or, as a negative number, epochs
 Workload = tuple[str, str, str, int, int | None, int]
 
 
@@ -186,31 +192,62 @@ class TimedBatch(NamedTuple):
 class Speeds:
     """Measured speeds by device: of every workload that was run, and of every network."""
 
-    def __init__(self, batches: Mapping[str, Sequence[TimedBatch]]) -> None:
-        """`batches` are by device."""
-        self.workloads: dict[tuple[str, Workload], MeasuredSpeed] = {}
+    def __init__(self, workloads: Mapping[tuple[str, Workload], MeasuredSpeed]) -> None:
+        """`workloads` are by device and workload."""
+        self.workloads = dict(workloads)
         self.networks: dict[tuple[str, str, str], MeasuredSpeed] = {}  # by device, network and engine
+        by_network: dict[tuple[str, str, str], list[MeasuredSpeed]] = {}
+        for (device, workload), measured in self.workloads.items():
+            by_network.setdefault((device, *workload[:2]), []).append(measured)
+        usual = typical_spread([[each.speed for each in its] for its in by_network.values()])
+        for key, its in by_network.items():
+            speeds = [each.speed for each in its]
+            # of another workload no more is known than of one of these
+            spread = max(usual, log_spread(speeds) or 0.0, median(each.spread for each in its))
+            self.networks[key] = MeasuredSpeed(median(speeds), spread)
+
+    @classmethod
+    def measured(cls, batches: Mapping[str, Sequence[TimedBatch]]) -> Speeds:
+        """The speeds that these batches, by device, show."""
         own = list[tuple[str, Workload, list[TimedBatch]]]()
         for device, its in batches.items():
             for workload in {w for batch in its for w in batch.workloads}:
                 own.append((device, workload, newest([batch for batch in its if workload in batch.workloads])))
         usual = typical_spread([[b.speed for b in its] for _, _, its in own])
+        found: dict[tuple[str, Workload], MeasuredSpeed] = {}
         for device, workload, its in own:
             speed = sum(b.samples * b.rounds for b in its) / sum(b.seconds * b.rounds for b in its)
-            self.workloads[device, workload] = MeasuredSpeed(
-                speed, max(LEAST_SPREAD, log_spread([b.speed for b in its]) or usual)
-            )
-        by_network: dict[tuple[str, str, str], list[float]] = {}
-        for (device, workload), measured in self.workloads.items():
-            by_network.setdefault((device, *workload[:2]), []).append(measured.speed)
-        usual = max(usual, typical_spread(list(by_network.values())))
-        for key, speeds in by_network.items():
-            self.networks[key] = MeasuredSpeed(median(speeds), max(usual, log_spread(speeds) or 0.0))
+            spread = log_spread([b.speed for b in its]) or usual
+            found[device, workload] = MeasuredSpeed(speed, max(LEAST_SPREAD, spread))
+        return cls(found)
 
     def find(self, device: str, config: Config) -> MeasuredSpeed | None:
         """The speed of a run: of its own workload, else of other workloads with its network; None if unknown."""
         workload = workload_of(config)
         return self.workloads.get((device, workload)) or self.networks.get((device, *workload[:2]))
+
+
+@cache
+def known_speeds() -> Mapping[tuple[str, Workload], MeasuredSpeed]:
+    """The speeds that come with askew: those that its own stored results show."""
+    found: dict[tuple[str, Workload], MeasuredSpeed] = {}
+    with SPEEDS.open(encoding="utf-8", newline="") as file:
+        for device, network, engine, data, participants, batch, steps, speed, spread in islice(
+            csv.reader(file), 1, None
+        ):
+            workload = network, engine, data, int(participants), int(batch) if batch else None, int(steps)
+            found[device, workload] = MeasuredSpeed(float(speed), float(spread))
+    return found
+
+
+def speeds_text(results: Iterable[ResultRow]) -> str:
+    """The text of the file of speeds that comes with askew, from stored results."""
+    speeds, file = measured_speeds(results).workloads, io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(SPEED_COLUMNS)
+    for (device, workload), measured in sorted(speeds.items(), key=lambda item: (item[0][0], str(item[0][1]))):
+        writer.writerow([device, *workload, f"{measured.speed:.4g}", f"{measured.spread:.3g}"])
+    return file.getvalue()
 
 
 def newest(batches: Sequence[TimedBatch]) -> list[TimedBatch]:
@@ -231,8 +268,15 @@ def typical_spread(groups: Sequence[Sequence[float]]) -> float:
 
 
 def training_speeds(results: Iterable[ResultRow] | None = None) -> Speeds:
-    """The speeds that stored results show; those of the folder `results` where none are given."""
+    """The speeds that stored results show, those of the folder `results` where none are given; of workloads that are
+    not among these, the speeds that come with askew.
+    """
     rows = read_results(RESULTS, leave_out=True) if results is None else results
+    return Speeds({**known_speeds(), **measured_speeds(rows).workloads})
+
+
+def measured_speeds(rows: Iterable[ResultRow]) -> Speeds:
+    """The speeds that stored results show."""
     rows = list(rows)
     timed = [row for row in rows if row.metric in (SHARED_TIME, OWN_TIME) and float(row.value) > 0]
     dates = {row.run: parse_provenance(row.value).date or "" for row in rows if row.metric == PROVENANCE}
@@ -250,7 +294,7 @@ def training_speeds(results: Iterable[ResultRow] | None = None) -> Speeds:
         date = max(dates.get(row.run, "") for row, _ in runs)
         batch = TimedBatch(samples, len(runs) * float(value), costs[0].rounds, workloads, date)
         found.setdefault(device.partition(",")[0], {}).setdefault(metric, []).append(batch)
-    return Speeds({device: preferred_batches(by_metric) for device, by_metric in found.items()})
+    return Speeds.measured({device: preferred_batches(by_metric) for device, by_metric in found.items()})
 
 
 def preferred_batches(by_metric: Mapping[str, Sequence[TimedBatch]]) -> list[TimedBatch]:
@@ -329,6 +373,30 @@ def estimate_seconds(configs: Iterable[Config], device: str, speeds: Speeds) -> 
     return sum_estimates(run_seconds(config, device, speeds) for config in configs)
 
 
+class RunTimes(NamedTuple):
+    """How long runs take on a device, as far as their networks were timed there."""
+
+    timed: Estimate  # of runs whose network was timed
+    untimed: Mapping[str, int]  # how many others there are of each network
+
+    @property
+    def seconds(self) -> Estimate | None:
+        """Of all of them; None where that is not known."""
+        return None if self.untimed else self.timed
+
+
+def run_times(configs: Iterable[Config], device: str, speeds: Speeds) -> RunTimes:
+    """How long runs take on a device, evaluation included."""
+    known, untimed = list[Estimate](), Counter[str]()
+    for config in configs:
+        seconds = run_seconds(config, device, speeds)
+        if seconds is None:
+            untimed[network_name(config)] += 1
+        else:
+            known.append(seconds)
+    return RunTimes(sum_known(known), untimed)
+
+
 def run_seconds(config: Config, device: str, speeds: Speeds, cost: RunCost | None = None) -> Estimate | None:
     """How long one run takes on a device; None where the speed of its network is not known."""
     measured = speeds.find(device, config)
@@ -344,12 +412,15 @@ def scale_estimate(estimate: Estimate | None, times: float) -> Estimate | None:
 
 
 def sum_estimates(estimates: Iterable[Estimate | None]) -> Estimate | None:
-    """The sum, whose range is that of estimates that are all too low or all too high; None if one is not known."""
+    """The sum, as of those that are known; None if one is not."""
     given = list(estimates)
     known = [each for each in given if each is not None]
-    if len(known) < len(given):
-        return None
-    return Estimate(sum(known), sum(each.low for each in known), sum(each.high for each in known))
+    return sum_known(known) if len(known) == len(given) else None
+
+
+def sum_known(estimates: Sequence[Estimate]) -> Estimate:
+    """The sum, whose range is that of estimates that are all too low or all too high."""
+    return Estimate(sum(estimates), sum(each.low for each in estimates), sum(each.high for each in estimates))
 
 
 # memory ---------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from rich.text import Text
 from ..core.text import count_text
 from ..report.plain_table import plain_table
 from ..report.tables import sample_std
-from ..report.terminal import QUIET, duration, pairs, size
+from ..report.terminal import QUIET, pairs, size
 from .comparison import TableCell
-from .cost import Estimate, short_count
+from .cost import Estimate, RunTimes, short_count
 from .plan import Reproduction, chosen_points
 from .planned_runs import PlannedRun, hyper_text, settings_text
 
@@ -37,7 +37,11 @@ METRIC_HEADINGS = {
 # Formats of numbers by metric; ".4g" where none is given.
 FORMATS = {"best_accuracy": ".2f", "last_accuracy": ".2f", "speedup": ".2f", "best_round": ".0f", "rounds_to": ".0f"}
 MAX_NAMES = 10  # runs that are named one by one
-HOURS_FROM = 6000  # seconds from which a time is given in hours
+# units of time, their seconds, and the seconds from which they are used
+UNITS = (
+    *(("years", 31_557_600, 34_560_000), ("days", 86_400, 360_000), ("h", 3600, 6000)),
+    *(("min", 60, 100), ("s", 1, 1), ("ms", 0.001, 0)),
+)
 
 
 class ExperimentEntry(NamedTuple):
@@ -55,25 +59,39 @@ class PlanCost(NamedTuple):
     """What the missing runs of an experiment cost."""
 
     samples: int
-    seconds: Mapping[str, float | None]  # by device; None where it is not known
+    times: Mapping[str, RunTimes]  # by device
     memory: int | None  # bytes of the largest run; None where nothing is missing
     together: int  # runs that share a GPU
 
 
 def long_duration(seconds: float | None) -> str:
-    """A time that may be long: with three digits, in hours from 100 minutes on."""
+    """A time that may be long: with three digits."""
     if seconds is None:
         return "unknown"
-    text = duration(seconds) if seconds < HOURS_FROM else f"{seconds / 3600:.3g} h"
+    unit, length = time_unit(seconds)
+    text = f"{seconds / length:.3g} {unit}"
     return f"{text} ({range_text(seconds)})" if is_range(seconds) else text
 
 
 def range_text(estimate: Estimate) -> str:
     """The range of an estimate with two digits, in the unit of the estimate itself."""
-    unit, length = ("ms", 0.001) if estimate < 1 else ("s", 1) if estimate < 100 else ("min", 60)
-    unit, length = ("h", 3600) if estimate >= HOURS_FROM else (unit, length)
+    unit, length = time_unit(estimate)
     low, high = (f"{v:.0f}" if v >= 10 else f"{v:.2g}" for v in (estimate.low / length, estimate.high / length))
     return f"{low} to {high} {unit}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a time is given, and how many seconds it has."""
+    return next((unit, length) for unit, length, least in UNITS if seconds >= least)
+
+
+def times_text(times: RunTimes) -> str:
+    """How long runs take, and of which networks that is not known."""
+    if not times.untimed:
+        return long_duration(times.timed)
+    others = " and ".join(f"{count_text(count, 'run')} of {network}" for network, count in times.untimed.items())
+    others += ", which was never timed there" if len(times.untimed) == 1 else ", which were never timed there"
+    return f"{long_duration(times.timed)}, and {others}" if times.timed else f"unknown: {others}"
 
 
 def is_range(seconds: float) -> TypeGuard[Estimate]:
@@ -116,7 +134,7 @@ def plan_table(reproduction: Reproduction, cost: PlanCost) -> RenderableType:
         rows += [
             ("runs", f"{len(runs):,}, of which {len(runs) - missing:,} are finished"),
             ("samples", f"{short_count(cost.samples)} still to be trained on"),
-            *((f"time on {device}", long_duration(seconds)) for device, seconds in cost.seconds.items()),
+            *((f"time on {device}", times_text(times)) for device, times in cost.times.items()),
             ("memory", memory),
         ]
     if tuned := chosen_points(reproduction, planned):
