@@ -43,7 +43,7 @@ def value_and_buffers(task: Functional, objective: Objective, buffers: Tensor, t
     """The objective at theta, and the buffers after the forward pass."""
     task.load(buffers)
     value = objective(theta)
-    if theta.requires_grad:  # under vmap alone, neither says so
+    if theta.requires_grad:  # rows of differentiate_rows() do not: there the gradient is taken outside of vmap
         require_gradient(value)
     return value, task.unload(buffers)
 

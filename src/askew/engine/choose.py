@@ -139,8 +139,8 @@ def check_named(name: str, module: nn.Module) -> None:
     if name in ROW_ENGINES and ask(module, ONE_BY_ONE) == DIFFERS:  # one that fails says so itself
         raise EngineError(
             f'engine: "{name}" trains many clients at once, with which a hook of this method gives another result; '
-            "compute with what it is given as with tensors (no dictionary, str or isinstance, and no except for what "
-            'tensors do not allow), or use engine.name = "sequential".'
+            "let it not look a number up in a dictionary, ask for its type, turn it into text or catch the errors of "
+            'tensors, or use engine.name = "sequential".'
         )
     if name in TENSOR_ENGINES and ask(module, NEEDS_NUMBERS):
         raise EngineError(

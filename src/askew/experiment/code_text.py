@@ -24,11 +24,11 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..core.method_checks import code_names
-from .compiled_code import compiled, function_in, says
+from .compiled_code import compiled, contains_code, function_in
 from .own_modules import OwnModule, imported_names, imported_texts, module_text
 from .value_text import Undescribed, ValueTexts, is_library, is_library_module, is_plain, qualified_name
 
-# by function: values in its closure that may change, as they were when they were first met. What a hook collects in a
+# by function: values in its closure that may change, as they were when they were first seen. What a hook collects in a
 # list does not make it another hook.
 FIRST_TEXTS: WeakKeyDictionary[FunctionType, dict[str, tuple[object, str]]] = WeakKeyDictionary()
 # by class: its lines, and the number of the first; empty where they cannot be read
@@ -94,7 +94,7 @@ def class_lines(cls: type) -> tuple[list[str], int]:
         try:
             CLASS_LINES[cls] = inspect.getsourcelines(cls)
             text = "".join(linecache.getlines(inspect.getsourcefile(cls) or ""))
-            if not (is_library(cls) or all(says(text, f.__code__) for f in functions_in_file(cls))):
+            if not (is_library(cls) or all(contains_code(text, f.__code__) for f in functions_in_file(cls))):
                 CLASS_LINES[cls] = [], 0
         except (OSError, TypeError, SyntaxError, TokenError):
             CLASS_LINES[cls] = [], 0
@@ -230,7 +230,7 @@ def function_text(function: FunctionType) -> str:
 
 
 def source_lines(function: object) -> str:
-    """The lines of a function in its file, without what is around it, as they were when it was first met; empty where
+    """The lines of a function in its file, without what is around it, as they were when it was first seen; empty where
     they cannot be read, or where the file was edited after the function was made.
     """
     if not isinstance(function, FunctionType):
@@ -239,7 +239,7 @@ def source_lines(function: object) -> str:
     if code is not function.__code__:
         try:
             lines, start = inspect.findsource(function.__code__)
-            is_current = is_library(function) or says("".join(lines), function.__code__)
+            is_current = is_library(function) or contains_code("".join(lines), function.__code__)
             text = "".join(inspect.getblock(lines[start:])) if is_current else ""
         except (OSError, TypeError, SyntaxError, TokenError):
             text = ""
@@ -350,7 +350,7 @@ def rebound(code: CodeType) -> frozenset[str]:
 
 
 def first_text(function: FunctionType, name: str, value: object, values: ValueTexts) -> str:
-    """The text of a value; of an object that may change, as it was when it was first met in this place."""
+    """The text of a value; of an object that may change, as it was when it was first seen in this place."""
     if is_plain(value) or isinstance(value, (type, FunctionType)):
         return values.text(value)
     texts = FIRST_TEXTS.setdefault(function, {})

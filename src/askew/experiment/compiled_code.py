@@ -1,4 +1,4 @@
-"""Compiled code as a text, and whether a source text says the same: a file may have been edited since it was loaded."""
+"""Compiled code as a text, and whether a source text contains it: a file may have been edited since it was loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def function_in(attribute: object) -> object:
     return getattr(attribute, "__func__", None) or getattr(attribute, "fget", None) or attribute
 
 
-def says(text: str, code: CodeType) -> bool:
+def contains_code(text: str, code: CodeType) -> bool:
     """Is this code somewhere in a source text?"""
     return compiled(code) in compiled_in(text)
 

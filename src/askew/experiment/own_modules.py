@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import NamedTuple
 
-from .compiled_code import compiled, function_in, says
+from .compiled_code import compiled, contains_code, function_in
 from .value_text import is_library_module
 
 BY_NAME = ("import_module", "__import__")  # functions that import what a text names
@@ -31,8 +31,8 @@ class OwnModule(NamedTuple):
     imports: tuple[str, ...]  # names, whether or not they are modules
 
 
-# by name: modules as they were when they were first met, and by what one notices that they were loaded again
-MET: dict[str, tuple[object, OwnModule]] = {}
+# by name: modules as they were when they were first seen, each with what is another object once it is loaded again
+FIRST_SEEN: dict[str, tuple[object, OwnModule]] = {}
 
 
 def module_text(module: ModuleType) -> str:
@@ -71,34 +71,38 @@ def find_own(name: str) -> OwnModule | None:
 
 
 def own_module(module: ModuleType) -> OwnModule:
-    """What is known of a module that is loaded, as it was when it was first met, or loaded again since."""
+    """What is known of a module that is loaded, as it was when it was first seen, or loaded again since."""
     loaded = getattr(module, "__spec__", None) or module
-    before, own = MET.get(module.__name__, (None, None))
+    before, own = FIRST_SEEN.get(module.__name__, (None, None))
     if own is None or before is not loaded:
         try:
             text = inspect.getsource(module)
         except (OSError, TypeError):
             text = ""
-        own = meet(module, text)
+        own = note_module(module, text)
     return own
 
 
-def meet(module: ModuleType, text: str) -> OwnModule:
+def note_module(module: ModuleType, text: str) -> OwnModule:
     """Note the text with which a module was loaded; one without an end of its last line gets it, as by `inspect`."""
     text += "\n" * bool(text and not text.endswith("\n"))
     whole = "\n".join(filter(None, [text, *edited_code(module, text)]))
     own = OwnModule(whole, imported_names(text, module.__package__ or ""))
-    MET[module.__name__] = getattr(module, "__spec__", None) or module, own
+    FIRST_SEEN[module.__name__] = getattr(module, "__spec__", None) or module, own
     return own
 
 
 def edited_code(module: ModuleType, text: str) -> list[str]:
-    """The functions of a module that its text does not say: its file was edited after it was loaded."""
+    """The functions of a module that its text does not contain: its file was edited after it was loaded."""
     file = str(getattr(module, "__file__", None) or "<")
     if file.startswith("<"):  # a notebook or standard input
         return []
     codes = [function.__code__ for function in own_functions(module)]
-    return [f"{code.co_name} {compiled(code)}" for code in codes if code.co_filename == file and not says(text, code)]
+    return [
+        f"{code.co_name} {compiled(code)}"
+        for code in codes
+        if code.co_filename == file and not contains_code(text, code)
+    ]
 
 
 def own_functions(module: ModuleType) -> Iterator[FunctionType]:

@@ -28,7 +28,7 @@ from ..participation import Participation, participations
 from .code_text import class_text, is_typed_in, text_with_values
 from .file_hash import file_hash
 from .hook_fault import returned_fault
-from .own_modules import meet, whole_text
+from .own_modules import note_module, whole_text
 from .store import read_json
 
 C = TypeVar("C", bound=type)
@@ -110,7 +110,7 @@ def load_plugin(path: str) -> None:
     if not registers(name):
         new = [c for registry in REGISTRIES.values() for c in registry.members.values() if id(c) not in before]
         raise no_class_of_its_own(path, new)
-    meet(module, decode_source(text))
+    note_module(module, decode_source(text))
     module.__dict__[TEXT], module.__dict__[SOURCE] = text, whole_text(module)
     members = [cls for registry in REGISTRIES.values() for cls in registry.members.values()]
     own = [cls for cls in (*vars(module).values(), *members) if isinstance(cls, type) and cls.__module__ == name]
@@ -174,7 +174,7 @@ def import_plugin(path: str, name: str, text: bytes) -> ModuleType:
 
 def source_text(cls: type) -> str:
     """The text of the file that a class is from, with those of the user's files that it imports, as they were when it
-    was loaded or first met; and what they do not say of the class, such as the values in a closure.
+    was loaded or first seen; and what they do not say of the class, such as the values in a closure.
     """
     if cls in SOURCES:
         return SOURCES[cls]

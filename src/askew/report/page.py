@@ -451,9 +451,7 @@ def picture_section(picture: Picture) -> str:
 
 def command_again(run: Run) -> str:
     """The command that runs a run again."""
-    if not run.folder:
-        return "# not stored in a folder"
-    return resume_command(run.folder, "flower") if run.deployed else command("run", run.folder / "run.toml")
+    return resume_command(run.folder, str(run.facts.get("engine"))) if run.folder else "# not stored in a folder"
 
 
 def configuration_section(number: int | None, g: RunGroup, several: bool) -> str:

@@ -370,7 +370,7 @@ def cost_key(tables: Tables) -> str:
 
 def estimate_seconds(configs: Iterable[Config], device: str, speeds: Speeds) -> Estimate | None:
     """How long runs take on a device, evaluation included; None where the speed of a network is not known."""
-    return sum_estimates(run_seconds(config, device, speeds) for config in configs)
+    return run_times(configs, device, speeds).seconds
 
 
 class RunTimes(NamedTuple):
